@@ -1,0 +1,1 @@
+"""The engines that ship with stage-supervisor."""
