@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class Countdown:
     """Count each request down from its data to zero.
 
-    Request data is the number of steps, an integer of at least 1; the outputs
-    are the numbers left after each step, and the last one is 0.
+    Request data is the number of steps, a whole number; the outputs are the numbers left after each step, the last
+    one 0. A countdown of no steps ends without data.
     `utility("stats", ())` tells the number of requests at hand, `utility("div", (a, b))` returns a / b.
     """
 
@@ -22,13 +22,13 @@ class Countdown:
         self._left: dict[str, int] = {}
 
     def has_work(self) -> bool:
-        """True while a request is above zero."""
+        """True while a countdown runs."""
         return bool(self._left)
 
     def add(self, request_id: str, data: Any) -> None:
         """Start a countdown of `data` steps."""
-        if isinstance(data, bool) or not isinstance(data, int) or data < 1:
-            raise RequestError(f"a countdown needs a whole number of at least 1, not {data!r:.100}")
+        if isinstance(data, bool) or not isinstance(data, int) or data < 0:
+            raise RequestError(f"a countdown needs a whole number of at least 0, not {data!r:.100}")
         self._left[request_id] = data
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -38,14 +38,10 @@ class Countdown:
 
     def step(self) -> list[Output]:
         """Count every request down by one."""
-        outputs = []
-        for request_id, before in list(self._left.items()):
-            left = before - 1
-            outputs.append(Output(request_id, left, left == 0))
-            if left == 0:
-                del self._left[request_id]
-            else:
-                self._left[request_id] = left
+        outputs = [
+            Output(request_id, left - 1 if left else None, left <= 1) for request_id, left in self._left.items()
+        ]
+        self._left = {request_id: left - 1 for request_id, left in self._left.items() if left > 1}
         return outputs
 
     def utility(self, name: str, args: tuple[Any, ...]) -> Any:
