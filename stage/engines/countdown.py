@@ -38,9 +38,7 @@ class Countdown:
 
     def step(self) -> list[Output]:
         """Count every request down by one."""
-        outputs = [
-            Output(request_id, left - 1 if left else None, left <= 1) for request_id, left in self._left.items()
-        ]
+        outputs = [Output(request_id, left - 1 if left else None, left <= 1) for request_id, left in self._left.items()]
         self._left = {request_id: left - 1 for request_id, left in self._left.items() if left > 1}
         return outputs
 

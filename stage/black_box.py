@@ -1,0 +1,113 @@
+"""The black box: a small mmap'd file that a stage writes and the supervisor reads after its death.
+
+What is stored here survives SIGKILL and `os._exit`: the pages belong to the file, not to the process. One writer, the
+stage; each counter is one aligned 64-bit store, and the length of the error is written after its text.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stage.errors_text import safe_str, traceback_text
+from stage.protocol import ErrorRecord
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PHASES = ("spawned", "hello", "import", "init", "io", "ready", "stopping")
+
+_PHASE, _STEPS, _STEP_STARTED, _SIGNAL, _ERROR_SIZE = range(5)
+_HEADER_SIZE = 64
+_SIZE = 256 * 1024
+
+
+class BlackBoxRecord(msgspec.Struct, frozen=True):
+    """What a black box tells.
+
+    Args:
+        phase: one of `PHASES`.
+        steps: number of steps begun.
+        step_started_ns: monotonic clock at the begin of the step under way, 0 between steps.
+        signal: number of the SIGTERM or SIGINT that the stage got, 0 if none.
+        error: the first error, if there was one.
+    """
+
+    phase: str
+    steps: int
+    step_started_ns: int
+    signal: int
+    error: ErrorRecord | None
+
+
+def create_black_box(path: Path) -> None:
+    """Create the file with all its blocks allocated, so that a full disk shows here and not as SIGBUS in a stage."""
+    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, _SIZE)
+    finally:
+        os.close(fd)
+
+
+def read_black_box(path: Path) -> BlackBoxRecord:
+    """Read a box, also while its stage is writing."""
+    content = path.read_bytes()
+    cells = memoryview(content)[:_HEADER_SIZE].cast("q")
+    error = None
+    if size := cells[_ERROR_SIZE]:
+        error = msgspec.msgpack.decode(content[_HEADER_SIZE : _HEADER_SIZE + size], type=ErrorRecord)
+    return BlackBoxRecord(PHASES[cells[_PHASE]], cells[_STEPS], cells[_STEP_STARTED], cells[_SIGNAL], error)
+
+
+class BlackBox:
+    """The stage's side of its black box.
+
+    Args:
+        path: the file, made by `create_black_box`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), _SIZE)
+        self._cells = memoryview(self._map)[:_HEADER_SIZE].cast("q")
+
+    @property
+    def phase(self) -> str:
+        """The phase that was entered last."""
+        return PHASES[self._cells[_PHASE]]
+
+    def enter(self, phase: str) -> None:
+        """Record that a phase begins."""
+        self._cells[_PHASE] = PHASES.index(phase)
+
+    def step_begins(self) -> None:
+        """Record that a step begins."""
+        self._cells[_STEPS] += 1
+        self._cells[_STEP_STARTED] = time.monotonic_ns()
+
+    def step_ended(self) -> None:
+        """Record that no step is under way."""
+        self._cells[_STEP_STARTED] = 0
+
+    def got_signal(self, signum: int) -> None:
+        """Record the signal that asked the stage to stop."""
+        self._cells[_SIGNAL] = signum
+
+    def record_error(self, cause: str, exc: BaseException) -> ErrorRecord:
+        """Record `exc` unless an earlier error stands here: the first failure is the cause."""
+        kind = type(exc)
+        record = ErrorRecord(cause, self.phase, _qualified_name(kind), safe_str(exc), traceback_text(exc))
+        if not self._cells[_ERROR_SIZE]:
+            text = msgspec.msgpack.encode(record)
+            self._map[_HEADER_SIZE : _HEADER_SIZE + len(text)] = text
+            self._cells[_ERROR_SIZE] = len(text)
+        return record
+
+
+def _qualified_name(kind: type) -> str:
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    return name.encode("utf-8", "replace").decode()[:1000]

@@ -1,0 +1,119 @@
+"""Payloads: what users send and engines return, as msgpack and frames (pure).
+
+A payload is a msgpack body and the large buffers that the body names by index, each a frame of its own. A body above
+`INLINE_LIMIT` is a frame as well, ahead of the others, and nil stands in its place: so a header frame stays small, and
+whoever passes a payload on copies no large buffer.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+INLINE_LIMIT = 16 * 1024
+"""Bytes from which on a buffer travels as a frame of its own."""
+
+_ARRAY, _BYTES = 1, 2
+_NIL = msgspec.Raw(b"\xc0")
+
+
+class EncodeError(TypeError):
+    """This data cannot travel between processes; the text names the type that is in the way."""
+
+
+class Payload(NamedTuple):
+    """Encoded data: `body` goes into a header, `frames` follow it."""
+
+    body: msgspec.Raw
+    frames: Sequence[Any]
+
+
+def encode(data: Any) -> Payload:
+    """Encode `data`: bytes, text, numbers, lists, dicts and numpy arrays, nested as you like.
+
+    Large arrays, and large bytes at the top level, are not copied: they must not change until they are sent.
+
+    Raises:
+        EncodeError: a part of it is of another type, or an integer exceeds 64 bits.
+    """
+    frames: list[Any] = []
+    if type(data) is bytes and len(data) > INLINE_LIMIT:
+        frames.append(data)
+        return Payload(msgspec.Raw(_encode_plain(msgspec.msgpack.Ext(_BYTES, b""))), frames)
+    try:
+        body = msgspec.msgpack.encode(data, enc_hook=partial(_encode_special, frames))
+    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+        raise EncodeError(f"cannot be encoded: {exc}") from exc
+    if len(body) > INLINE_LIMIT:
+        frames.insert(0, body)
+        return Payload(_NIL, frames)
+    return Payload(msgspec.Raw(body), frames)
+
+
+def decode(body: msgspec.Raw, frames: Sequence[Any]) -> Any:
+    """Decode a payload; arrays are views of their frames.
+
+    Raises:
+        msgspec.DecodeError: it is no payload of ours.
+        ModuleNotFoundError: it holds an array and numpy is not installed.
+    """
+    if not frames:
+        return _inline_decoder.decode(body)
+    if len(body) == 1 and bytes(body) == b"\xc0":
+        body, frames = frames[0], frames[1:]
+    return msgspec.msgpack.decode(body, ext_hook=partial(_decode_special, frames))
+
+
+_encode_plain = msgspec.msgpack.Encoder().encode
+
+
+def _encode_special(frames: list[Any], obj: Any) -> Any:
+    """Encode numpy's types; numpy is only looked up, since who has an array has imported it."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        if isinstance(obj, numpy.ndarray):
+            return _encode_array(frames, obj)
+        if isinstance(obj, numpy.generic):
+            return obj.item()
+    kind = f"{type(obj).__module__}.{type(obj).__qualname__}"
+    raise TypeError(f"{kind} is no data: use bytes, text, numbers, lists, dicts or arrays")
+
+
+def _encode_array(frames: list[Any], array: np.ndarray[Any, Any]) -> msgspec.msgpack.Ext:
+    if array.dtype.hasobject:
+        raise TypeError(f"an array of dtype {array.dtype} holds Python objects, which cannot be sent")
+    descr: Any = array.dtype.descr if array.dtype.fields else array.dtype.str
+    # Flattened to bytes, since dates and structured types do not support the buffer protocol.
+    flat = array.ravel()  # copies only what is not contiguous
+    raw = flat.view("u1").data if flat.nbytes else memoryview(b"")
+    if raw.nbytes <= INLINE_LIMIT:
+        content: Any = raw.tobytes()
+    else:
+        content = len(frames)
+        frames.append(raw)
+    return msgspec.msgpack.Ext(_ARRAY, _encode_plain((descr, array.shape, content)))
+
+
+def _decode_special(frames: Sequence[Any], code: int, data: memoryview) -> Any:
+    if code == _BYTES:
+        return bytes(frames[0])
+    if code != _ARRAY:
+        raise ValueError(f"unknown extension {code}")
+    import numpy as np  # noqa: PLC0415 (an optional package)
+
+    descr, shape, content = msgspec.msgpack.decode(data)
+    if not isinstance(descr, str):
+        descr = [tuple(field) for field in descr]
+    raw = content if isinstance(content, bytes) else frames[content]
+    return np.frombuffer(raw, dtype=np.dtype(descr)).reshape(shape)
+
+
+_inline_decoder = msgspec.msgpack.Decoder(ext_hook=partial(_decode_special, ()))

@@ -1,0 +1,64 @@
+"""The stage's side of the handshake: HELLO → INIT → READY, or FATAL, on a DEALER."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import zmq
+
+from stage.protocol import Failed, Handshake, Hello, Init, Ready, header_encoder, init_decoder
+from stage.sockets import Context, Socket, open_socket
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stage.black_box import BlackBox
+
+FLUSH_MS = 1000
+
+
+@contextmanager
+def handshake(context: Context, address: str, hello: Hello, box: BlackBox) -> Iterator[Init]:
+    """Greet the supervisor and yield what it answers; the end of the block is READY, an exception in it is FATAL.
+
+    The wait for the answer has no limit of its own: the supervisor's deadline and the watch on the supervisor end it.
+
+    Args:
+        context: the context of this process.
+        address: the supervisor's handshake endpoint.
+        hello: who we are.
+        box: gets the phase and the error; what it recorded first is what FATAL says.
+
+    Raises:
+        msgspec.DecodeError: the answer is no INIT; nothing of it has been applied.
+    """
+    identity = f"{hello.stage}/{hello.replica}".encode()
+    with open_socket(context, zmq.DEALER, connect=address, identity=identity) as socket:
+        try:
+            box.enter("hello")
+            _send(socket, hello)
+            yield init_decoder.decode(socket.recv())
+        except BootStopped:
+            raise
+        except BaseException as exc:
+            _fail(socket, box, exc)
+            raise
+        else:
+            # Entered before it is said: who reads READY may look into the box at once.
+            box.enter("ready")
+            _send(socket, Ready())
+
+
+class BootStopped(SystemExit):
+    """A signal asked the stage to stop before it was ready: an end that needs no report."""
+
+
+def _send(socket: Socket, message: Handshake) -> None:
+    socket.send(header_encoder.encode(message))
+
+
+def _fail(socket: Socket, box: BlackBox, exc: BaseException) -> None:
+    _send(socket, Failed(box.record_error("fatal", exc)))
+    # Without it the message is lost when the process ends right after.
+    socket.setsockopt(zmq.LINGER, FLUSH_MS)

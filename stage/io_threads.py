@@ -1,0 +1,234 @@
+"""The two IO threads of a stage process: each owns its socket, and nobody else touches it.
+
+Both end by themselves: the input thread when the zmq context shuts down, the output thread after the busy loop's last
+word. Any other end is an error of the stage, told through `on_death`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import zmq
+
+from stage.codec import EncodeError, decode, encode
+from stage.engine import Output
+from stage.names import name_thread
+from stage.protocol import (
+    Abort,
+    Add,
+    End,
+    Fatal,
+    FromStage,
+    Out,
+    Refused,
+    Reply,
+    ToStage,
+    Utility,
+    header_encoder,
+    to_stage_decoder,
+)
+from stage.sockets import Context, open_socket, receive_frames, send_message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from queue import SimpleQueue
+
+    Message = tuple[str, Any]
+    Emit = tuple[Any, ...]
+
+MAX_BATCH = 256
+"""Outputs in one frame at most, so that the first of a burst does not wait for all the others to be encoded."""
+
+READY_STEP_S = 0.5
+
+_log = logging.getLogger(__name__)
+_NO_BODY = msgspec.Raw(b"\xc0")
+
+
+class IOThread:
+    """A daemon thread around `body(ready)` that reports its own death.
+
+    Args:
+        kind: `input` or `output`.
+        name: what a person sees, such as `asr/0-input`.
+        body: runs on the thread and sets `ready` once its socket stands; it returns when it has nothing more to do.
+        on_death: called on the thread with the exception that ended it early.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        body: Callable[[threading.Event], None],
+        on_death: Callable[[BaseException], None],
+    ) -> None:
+        self._kind = kind
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=_guard, args=(name, body, self._ready, on_death), name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread and return once it is ready.
+
+        Raises:
+            RuntimeError: it died before it was ready.
+        """
+        self._thread.start()
+        while not self._ready.wait(READY_STEP_S):
+            # The wait is bounded by the thread's life; the whole start is bounded by the supervisor's deadline.
+            if not self._thread.is_alive():
+                break
+        if not self._ready.is_set():
+            raise RuntimeError(f"{self._kind} thread died during startup")
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread's end; True if it has ended."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+
+def _guard(
+    name: str,
+    body: Callable[[threading.Event], None],
+    ready: threading.Event,
+    on_death: Callable[[BaseException], None],
+) -> None:
+    name_thread(name)
+    try:
+        body(ready)
+    except zmq.ContextTerminated:
+        return
+    except BaseException as exc:
+        on_death(exc)
+
+
+def run_input(
+    context: Context,
+    address: str,
+    identity: bytes,
+    input_queue: SimpleQueue[Message],
+    output_queue: SimpleQueue[Emit],
+    ready: threading.Event,
+) -> None:
+    """Decode what the supervisor sends into `input_queue`, until the context shuts down."""
+    with open_socket(context, zmq.DEALER, connect=address, identity=identity) as socket:
+        # A ROUTER cannot address a peer that has not spoken on this very socket.
+        socket.send(b"")
+        ready.set()
+        while True:
+            header, *frames = receive_frames(socket)
+            try:
+                messages = to_stage_decoder.decode(header.buffer)
+            except msgspec.DecodeError as exc:
+                _log.warning("dropped a message that is none of ours: %s", exc)
+                continue
+            _queue_messages(messages, frames, input_queue, output_queue)
+
+
+def _queue_messages(
+    messages: list[ToStage],
+    frames: Sequence[zmq.Frame],
+    input_queue: SimpleQueue[Message],
+    output_queue: SimpleQueue[Emit],
+) -> None:
+    at = 0
+    for message in messages:
+        if isinstance(message, Abort):
+            input_queue.put(("ABORT", message.request_ids))
+            continue
+        own = [frame.buffer for frame in frames[at : at + message.frames]]
+        at += message.frames
+        try:
+            data = decode(message.body, own)
+        except Exception as exc:
+            output_queue.put(_undecodable(message, exc))
+            continue
+        if isinstance(message, Add):
+            input_queue.put(("ADD", (message.request_id, data)))
+        else:
+            input_queue.put(("UTILITY", (message.call_id, message.name, tuple(data))))
+
+
+def _undecodable(message: Add | Utility, exc: Exception) -> Emit:
+    if isinstance(message, Add):
+        return ("refused", message.request_id, f"its data cannot be decoded: {exc!r}")
+    return ("utility", message.call_id, None, f"its arguments cannot be decoded: {exc!r}")
+
+
+def run_output(
+    context: Context,
+    address: str,
+    output_queue: SimpleQueue[Emit],
+    input_queue: SimpleQueue[Message],
+    flush_timeout_s: float,
+    ready: threading.Event,
+) -> None:
+    """Send what the busy loop emits, all that is at hand in one message, up to its last word."""
+    socket = open_socket(context, zmq.PUSH, connect=address)
+    try:
+        ready.set()
+        last = False
+        while not last:
+            batch = [output_queue.get()]
+            while len(batch) < MAX_BATCH and not output_queue.empty():
+                batch.append(output_queue.get_nowait())
+            last = batch[-1][0] in {"shutdown", "fatal"}
+            header, frames = encode_batch(batch, input_queue)
+            if header:
+                send_message(socket, header_encoder.encode(header), frames)
+    finally:
+        socket.close(linger=int(flush_timeout_s * 1000))
+
+
+def encode_batch(batch: Sequence[Emit], input_queue: SimpleQueue[Message]) -> tuple[list[FromStage], list[Any]]:
+    """Encode emits for one message: its header and its payload frames.
+
+    An output that cannot be encoded fails its request alone, and the engine is told to drop it.
+    """
+    header: list[FromStage] = []
+    frames: list[Any] = []
+    for emit in batch:
+        kind = emit[0]
+        if kind == "output":
+            message = _encode_output(emit[1], frames, input_queue)
+            if message is not None:
+                header.append(message)
+        elif kind == "utility":
+            header.append(_encode_reply(emit, frames))
+        elif kind == "refused":
+            header.append(Refused(emit[1], emit[2]))
+        elif kind == "fatal":
+            header.append(Fatal(emit[1]))
+    return header, frames
+
+
+def _encode_output(out: Any, frames: list[Any], input_queue: SimpleQueue[Message]) -> FromStage | None:
+    if not isinstance(out, Output):
+        wrong = f"step() returned an element of type {type(out).__qualname__!r}, it must be stage.Output"
+        input_queue.put(("EXECUTOR_FAILED", wrong))
+        return None
+    request_id, data, finished = out
+    if data is None:
+        return End(request_id) if finished else None
+    try:
+        body, own = encode(data)
+    except EncodeError as exc:
+        input_queue.put(("ABORT", [request_id]))
+        return Refused(request_id, f"an output of the engine {exc}")
+    frames.extend(own)
+    return Out(request_id, body, len(own), finished)
+
+
+def _encode_reply(emit: Emit, frames: list[Any]) -> Reply:
+    _, call_id, result, error = emit
+    if error is not None:
+        return Reply(call_id, _NO_BODY, 0, error)
+    try:
+        body, own = encode(result)
+    except EncodeError as exc:
+        return Reply(call_id, _NO_BODY, 0, f"the result {exc}")
+    frames.extend(own)
+    return Reply(call_id, body, len(own), None)

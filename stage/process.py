@@ -1,0 +1,215 @@
+"""`run_stage`: the entry of a stage process, and the order in which everything in it begins and ends.
+
+Handlers and the watch on the supervisor come first, before anything that takes time. Whatever was begun is ended in
+the opposite order, on every way out: the last messages leave, then the engine shuts down, then the sockets close.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import traceback
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import zmq
+
+from stage.black_box import BlackBox
+from stage.busy_loop import BusyLoop
+from stage.engine_path import load_engine_class
+from stage.errors_text import safe_repr
+from stage.handshake import BootStopped, handshake
+from stage.injection import arm
+from stage.io_threads import IOThread, run_input, run_output
+from stage.names import fit_name, name_thread
+from stage.parent_watch import watch_parent
+from stage.protocol import Hello, Init
+from stage.recorded_engine import RecordedEngine
+from stage.stop_signals import StopSignals
+
+if TYPE_CHECKING:
+    from stage.sockets import Context
+
+InputQueue: TypeAlias = "SimpleQueue[tuple[str, Any]]"
+Emit: TypeAlias = tuple[Any, ...]
+OutputQueue: TypeAlias = "SimpleQueue[Emit]"
+
+_ENGINE_METHODS = ("has_work", "add", "abort", "step", "utility")
+_JOIN_S = 1.0
+
+
+class Boot(NamedTuple):
+    """What `Process.start` pickles: small, since a child that dies early must not block its parent.
+
+    Args:
+        stage: the stage's name.
+        replica: its number, from 0.
+        parent_pid: the supervisor's pid, as the supervisor sees it.
+        handshake_address: endpoint for HELLO.
+        black_box: path of the black box.
+        log: path of the file that takes standard output and standard error.
+    """
+
+    stage: str
+    replica: int
+    parent_pid: int
+    handshake_address: str
+    black_box: str
+    log: str
+
+
+def run_stage(boot: Boot) -> None:
+    """Run one stage from its first instruction to its last.
+
+    Raises:
+        SystemExit: with status 1, when it ended by an error.
+    """
+    # A session of its own: the terminal's SIGINT does not come here, and one killpg reaches all that the engine starts.
+    os.setsid()
+    _redirect_output(boot.log)
+    box = BlackBox(Path(boot.black_box))
+    signals = StopSignals(box)
+    watch_parent(boot.parent_pid)
+    name_thread(fit_name(f"stage:{boot.stage}", f"/{boot.replica}"))
+    failed = False
+    try:
+        signals.unblock()
+        failed = not _serve(boot, box, signals)
+    except BootStopped:
+        pass
+    except BaseException:
+        traceback.print_exc()
+        failed = True
+    if os.getppid() != boot.parent_pid:
+        # Orphaned: nobody else is left to end what the engine started.
+        os.killpg(os.getpid(), signal.SIGKILL)
+    if failed:
+        raise SystemExit(1)
+
+
+def _redirect_output(log: str) -> None:
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    os.close(null)
+    # By the line: what an engine printed before SIGKILL must be in the log.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable()
+
+
+def _serve(boot: Boot, box: BlackBox, signals: StopSignals) -> bool:
+    """Boot, run the busy loop to its end, and end everything; True if there was no error."""
+    context: Context = zmq.Context()
+    threads: list[IOThread] = []
+    with ExitStack() as ending:
+        ending.callback(_close_sockets, context, threads)
+        hello = Hello(boot.stage, boot.replica, os.getpid())
+        with handshake(context, boot.handshake_address, hello, box) as init:
+            _apply_settings(init)
+            engine = _build_engine(init, box)
+            ending.callback(_shut_down, engine, box)
+            box.enter("io")
+            input_queue: InputQueue = SimpleQueue()
+            output_queue: OutputQueue = SimpleQueue()
+            loop = _make_loop(RecordedEngine(engine, box, init.injection), input_queue, output_queue, box)
+            signals.hand_over(loop)
+            ending.callback(_flush, output_queue, threads, init.flush_timeout_s)
+            _start_threads(boot, init, context, box, input_queue, output_queue, threads)
+        if init.injection is not None:
+            arm(init.injection, partial(_fail, input_queue))
+        loop.run()
+        box.enter("stopping")
+    if loop.error is not None:
+        traceback.print_exception(loop.error)
+    return loop.error is None
+
+
+def _apply_settings(init: Init) -> None:
+    os.environ.update(init.env)
+    if init.cpus is not None:
+        os.sched_setaffinity(0, init.cpus)
+    sys.path[:0] = init.import_path
+
+
+def _build_engine(init: Init, box: BlackBox) -> Any:
+    box.enter("import")
+    build = load_engine_class(init.engine)
+    box.enter("init")
+    engine = build(**init.args)
+    missing = [name for name in _ENGINE_METHODS if not callable(getattr(engine, name, None))]
+    if missing:
+        raise TypeError(f"engine {init.engine!r} lacks the method {', '.join(missing)} (see stage.Engine)")
+    return engine
+
+
+def _shut_down(engine: Any, box: BlackBox) -> None:
+    shutdown = getattr(engine, "shutdown", None)
+    if shutdown is None:
+        return
+    try:
+        shutdown()
+    except BaseException as exc:
+        box.record_error("fatal", exc)
+        raise
+
+
+def _make_loop(engine: RecordedEngine, input_queue: InputQueue, output_queue: OutputQueue, box: BlackBox) -> BusyLoop:
+    def emit(item: Emit) -> None:
+        if item[0] == "fatal" and loop.error is not None:
+            # Before it is said: who reads the message may look into the box at once.
+            box.record_error("fatal", loop.error)
+        output_queue.put(item)
+
+    loop = BusyLoop(engine, input_queue, emit)
+    return loop
+
+
+def _start_threads(
+    boot: Boot,
+    init: Init,
+    context: Context,
+    box: BlackBox,
+    input_queue: InputQueue,
+    output_queue: OutputQueue,
+    threads: list[IOThread],
+) -> None:
+    def on_death(name: str, exc: BaseException) -> None:
+        box.record_error("io_thread", exc)
+        _fail(input_queue, f"{name} thread died: {safe_repr(exc)}")
+
+    name = f"{boot.stage}/{boot.replica}"
+    take = partial(run_input, context, init.input_address, name.encode(), input_queue, output_queue)
+    give = partial(run_output, context, init.output_address, output_queue, input_queue, init.flush_timeout_s)
+    for kind, body in (("input", take), ("output", give)):
+        thread = IOThread(kind, fit_name(name, f"-{kind}"), body, partial(on_death, kind))
+        threads.append(thread)
+        thread.start()
+
+
+def _fail(input_queue: InputQueue, reason: str) -> None:
+    input_queue.put(("EXECUTOR_FAILED", reason))
+
+
+def _flush(output_queue: OutputQueue, threads: list[IOThread], timeout_s: float) -> None:
+    """Let the output thread send what is left."""
+    # Ends the thread also when the loop never ran; behind the loop's own last word nobody reads it.
+    output_queue.put(("shutdown",))
+    for thread in threads[1:]:
+        thread.join(timeout_s)
+
+
+def _close_sockets(context: Context, threads: list[IOThread]) -> None:
+    """End the input thread and close the context."""
+    context.shutdown()  # type: ignore[operator]  # an untyped attribute of the backend
+    ended = [thread.join(_JOIN_S) for thread in threads]
+    if all(ended):
+        context.term()
+    # Otherwise a thread keeps its socket open, and `term` would wait for it for ever: the process's end closes it.

@@ -1,0 +1,160 @@
+"""The messages between the supervisor and a stage: every type that a header frame may hold.
+
+A data message is one header frame, a msgpack list of the structs below, followed by the frames of their payloads in
+order. Nothing on a wire is pickled. `body` is a payload that stays encoded: the supervisor passes it on unread.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Add(msgspec.Struct, array_like=True, tag="add", gc=False):
+    """A request for the engine; `frames` is the number of payload frames that belong to it."""
+
+    request_id: str
+    body: msgspec.Raw
+    frames: int
+
+
+class Abort(msgspec.Struct, array_like=True, tag="abort", gc=False):
+    """Requests that the engine shall forget."""
+
+    request_ids: list[str]
+
+
+class Utility(msgspec.Struct, array_like=True, tag="utility", gc=False):
+    """A call of `Engine.utility`; the payload is the list of its arguments."""
+
+    call_id: int
+    name: str
+    body: msgspec.Raw
+    frames: int
+
+
+class Out(msgspec.Struct, array_like=True, tag="out", gc=False):
+    """One `Output` that carries data."""
+
+    request_id: str
+    body: msgspec.Raw
+    frames: int
+    finished: bool
+
+
+class End(msgspec.Struct, array_like=True, tag="end", gc=False):
+    """An `Output` without data that finishes its request."""
+
+    request_id: str
+
+
+class Refused(msgspec.Struct, array_like=True, tag="refused", gc=False):
+    """The engine, or the codec, refused this request alone."""
+
+    request_id: str
+    error: str
+
+
+class Reply(msgspec.Struct, array_like=True, tag="reply", gc=False):
+    """The answer to a `Utility`: a payload, or the repr of an exception."""
+
+    call_id: int
+    body: msgspec.Raw
+    frames: int
+    error: str | None
+
+
+class Fatal(msgspec.Struct, array_like=True, tag="fatal", gc=False):
+    """The busy loop has ended with this error; the details are in the stage's black box."""
+
+    error: str
+
+
+ToStage = Add | Abort | Utility
+FromStage = Out | End | Refused | Reply | Fatal
+
+
+class ErrorRecord(msgspec.Struct, frozen=True):
+    """The first error of a stage, as text only: an exception of its own class may not survive a journey.
+
+    Args:
+        cause: `fatal` or `io_thread`.
+        phase: where the stage was.
+        error_type: the exception's qualified class name.
+        message: its text, capped.
+        traceback: the whole chain, capped.
+    """
+
+    cause: str
+    phase: str
+    error_type: str
+    message: str
+    traceback: str
+
+
+class Hello(msgspec.Struct, tag="HELLO"):
+    """The stage's first word on the handshake socket."""
+
+    stage: str
+    replica: int
+    pid: int
+
+
+class Init(msgspec.Struct, tag="INIT"):
+    """All that a stage needs to become ready.
+
+    Args:
+        engine: import path, `package.module:ClassName`.
+        args: the engine's keyword arguments.
+        env: variables to set before the engine is imported.
+        cpus: processor numbers to run on; None leaves them as they are.
+        import_path: directories to look for the engine in, first ones first.
+        input_address: endpoint that the input thread connects to.
+        output_address: endpoint that the output thread connects to.
+        flush_timeout_s: how long the last messages may take to leave when the stage ends.
+        injection: a fault to act out, or None.
+    """
+
+    engine: str
+    args: dict[str, Any]
+    env: dict[str, str]
+    cpus: list[int] | None
+    import_path: list[str]
+    input_address: str
+    output_address: str
+    flush_timeout_s: float
+    injection: Injection | None
+
+
+class Injection(msgspec.Struct, frozen=True):
+    """A fault that a stage acts out on itself, to show what a death looks like.
+
+    Args:
+        action: one of `stage.injection.ACTIONS`.
+        after_s: seconds after READY, or None.
+        step: the number of the step, counted from 1, or None.
+    """
+
+    action: str
+    after_s: float | None = None
+    step: int | None = None
+
+
+class Ready(msgspec.Struct, tag="READY"):
+    """The engine is built and the IO threads are up."""
+
+
+class Failed(msgspec.Struct, tag="FATAL"):
+    """The stage could not become ready."""
+
+    error: ErrorRecord
+
+
+Handshake = Hello | Ready | Failed
+
+header_encoder = msgspec.msgpack.Encoder()
+to_stage_decoder: msgspec.msgpack.Decoder[list[ToStage]] = msgspec.msgpack.Decoder(list[ToStage])
+from_stage_decoder: msgspec.msgpack.Decoder[list[FromStage]] = msgspec.msgpack.Decoder(list[FromStage])
+handshake_decoder: msgspec.msgpack.Decoder[Handshake] = msgspec.msgpack.Decoder(Handshake)
+init_decoder: msgspec.msgpack.Decoder[Init] = msgspec.msgpack.Decoder(Init)

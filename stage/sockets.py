@@ -1,0 +1,91 @@
+"""One factory for every zmq socket of the project, and how a message leaves and enters one.
+
+No high-water mark: what is under way is bounded by `max_in_flight`, and a peer that is stopped must never block us.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Socket = zmq.Socket[bytes]
+Context = zmq.Context[Socket]
+
+
+def milliseconds(seconds: float) -> int:
+    """A timeout as zmq takes it, rounded up: rounded down, the last millisecond before a deadline would spin."""
+    return max(0, math.ceil(seconds * 1000))
+
+
+def open_socket(
+    context: Context,
+    kind: int,
+    *,
+    bind: str | None = None,
+    connect: str | None = None,
+    identity: bytes | None = None,
+) -> Socket:
+    """Open a socket that drops what is unsent when it is closed, unless the closer says otherwise.
+
+    Args:
+        context: the context of this process.
+        kind: zmq.ROUTER and so on. A ROUTER refuses messages to an unknown peer instead of dropping them silently.
+        bind: endpoint to own.
+        connect: endpoint of a peer.
+        identity: the routing id that a ROUTER will know this socket by.
+    """
+    socket = context.socket(kind)
+    try:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        if kind == zmq.ROUTER:
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if identity is not None:
+            socket.setsockopt(zmq.IDENTITY, identity)
+        if bind is not None:
+            socket.bind(bind)
+        if connect is not None:
+            socket.connect(connect)
+    except BaseException:
+        socket.close()
+        raise
+    return socket
+
+
+def send_message(socket: Socket, header: bytes, frames: Sequence[Any], to: bytes | None = None) -> None:
+    """Send a header and its payload frames, which are not copied; `to` is the routing id a ROUTER needs."""
+    if to is not None:
+        socket.send(to, zmq.SNDMORE)
+    if not frames:
+        socket.send(header)
+        return
+    socket.send(header, zmq.SNDMORE)
+    last = len(frames) - 1
+    for i, frame in enumerate(frames):
+        socket.send(frame, zmq.SNDMORE if i < last else 0, copy=False)
+
+
+def receive_frames(socket: Socket, flags: int = 0) -> list[zmq.Frame]:
+    """Receive one whole message without copying it.
+
+    Raises:
+        zmq.Again: there is none, and `flags` say not to wait.
+        zmq.ContextTerminated: the context is shutting down.
+    """
+    frame = socket.recv(flags, copy=False)
+    frames = [frame]
+    while frame.more:
+        frame = socket.recv(copy=False)
+        frames.append(frame)
+    return frames
+
+
+def readable(socket: Socket) -> bool:
+    """True if a message can be received without waiting."""
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)

@@ -1,0 +1,141 @@
+"""`StageProcManager`: owns the stage processes, from spawn to the last wait.
+
+The finalizer stands before the first process is started, and holds the list of processes, never the manager: so it
+covers a start that is interrupted half-way, and a manager that is dropped without `close`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.util
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Self
+
+from stage.black_box import create_black_box
+from stage.process import Boot, run_stage
+from supervisor.errors import SpawnError
+from supervisor.log import log
+from supervisor.run_dir import RunDir
+from supervisor.stage_proc import StageProc
+from supervisor.teardown import shut_down
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from supervisor.config import PipelineConfig
+
+_spawn_lock = threading.Lock()
+
+
+class StageProcManager:
+    """Start the stage processes of a config and end them, whatever happens.
+
+    It works without a `Pipeline`: the processes then wait for their handshake. A context manager starts on entry and
+    closes on exit.
+
+    Args:
+        config: whose stages to start.
+    """
+
+    def __init__(self, config: PipelineConfig) -> None:
+        self.config = config
+        self.procs: list[StageProc] = []
+        self.run_dir = RunDir()
+        self._hurry_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._closing = threading.Lock()
+        self._finalizer = weakref.finalize(
+            self, shut_down, self.procs, self.run_dir, config.shutdown_timeout_s, self._hurry_fd, os.getpid()
+        )
+
+    def start(self) -> None:
+        """Spawn every stage.
+
+        Raises:
+            SpawnError: one could not be started; those before it have been taken down.
+        """
+        for stage in self.config.stages:
+            for replica in range(stage.replicas):
+                try:
+                    self._spawn(stage.name, replica)
+                except OSError as exc:
+                    self.close()
+                    raise SpawnError(f"stage {stage.name!r} replica {replica} could not be started: {exc}") from exc
+                except BaseException:
+                    self.close()
+                    raise
+
+    def sentinels(self) -> list[int]:
+        """A file descriptor for each process that has not been closed: readable, or POLLERR, once it has ended.
+
+        Unregister them wherever they are polled before you call `close`.
+        """
+        return [proc.process.sentinel for proc in self.procs] if self._finalizer.alive else []
+
+    def finished_procs(self) -> dict[str, int | None]:
+        """The exit code of every process that has ended, by its name; None where the status is unknown."""
+        if self._finalizer.alive:
+            for proc in self.procs:
+                proc.wait_end(0)
+        return {proc.process_name: proc.exit_code for proc in self.procs if proc.ended_at is not None}
+
+    def hurry(self) -> None:
+        """Make a `close` that is under way, or yet to come, kill at once."""
+        if self._finalizer.alive:
+            os.eventfd_write(self._hurry_fd, 1)
+
+    def close(self) -> None:
+        """End every process: terminate, wait `shutdown_timeout_s` for all of them together, kill. Do it once."""
+        with self._closing:
+            self._finalizer()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _spawn(self, stage: str, replica: int) -> None:
+        box, log_path = self.run_dir.black_box(stage, replica), self.run_dir.log(stage, replica)
+        create_black_box(box)
+        address = self.run_dir.address("handshake")
+        boot = Boot(stage, replica, os.getpid(), address, str(box), str(log_path))
+        process = multiprocessing.get_context("spawn").Process(
+            target=run_stage, args=(boot,), name=f"stage:{stage}/{replica}"
+        )
+        with _spawn_lock, _signals_blocked(), _main_hidden():
+            process.start()
+            pid = process.pid
+            assert pid is not None  # noqa: S101 (set by start)
+            self.procs.append(
+                StageProc(stage, replica, process, pid, os.pidfd_open(pid), box, log_path, time.monotonic())
+            )
+        log.info("stage_spawned", stage=stage, replica=replica, pid=pid)
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Let the child inherit a mask, so that no signal meets it before its handlers stand; it unblocks them itself."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _main_hidden() -> Iterator[None]:
+    """Hide the user's main module: the child must not import it, so a script needs no `__main__` guard."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -1,0 +1,179 @@
+"""`Pipeline`: what users hold. Requests in, results out; the parts behind it live in `core`."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from stage.codec import decode, encode
+from supervisor.core import Core
+from supervisor.errors import UtilityError
+from supervisor.handle import Handle
+from supervisor.log import log
+from supervisor.run import run_requests
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from stage.protocol import Injection
+    from supervisor.config import PipelineConfig
+    from supervisor.handle import Outcome, Result
+    from supervisor.report import StageDeathReport
+    from supervisor.run import Request
+
+
+@dataclass(frozen=True)
+class StageInfo:
+    """A stage process at this moment.
+
+    Args:
+        name: the stage's name.
+        replica: its number, from 0.
+        pid: its process id.
+        state: spawned, starting, ready, stopping or dead.
+    """
+
+    name: str
+    replica: int
+    pid: int
+    state: str
+
+
+class Pipeline:
+    """Run the stages of a config; a context manager that returns when every stage is READY.
+
+    Leaving the block aborts what is under way, stops the stages, and raises nothing for a death.
+
+    Args:
+        config: what to run.
+        report_dir: where a JSON file for each death goes, or None.
+        injections: faults for stages to act out, by `stage/replica`.
+        stop_fd: an eventfd that a signal handler writes to: requests then end as aborted, and a second write makes
+            the stop immediate.
+    """
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        *,
+        report_dir: Path | None = None,
+        injections: Mapping[str, Injection] | None = None,
+        stop_fd: int | None = None,
+    ) -> None:
+        self._config = config
+        self._report_dir = report_dir
+        self._injections = injections or {}
+        self._stop_fd = stop_fd
+        self._core_or_none: Core | None = None
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+
+    def start(self) -> None:
+        """Start every stage and wait until all are READY.
+
+        Raises:
+            StartupError: a stage failed, died, or was not ready within `startup_timeout_s`; the others are down.
+            StopRequestedError: `stop_fd` was written to meanwhile.
+            RuntimeError: it has been started before.
+        """
+        if self._core_or_none is not None:
+            raise RuntimeError("a pipeline starts once: make another one")
+        began = time.monotonic()
+        core = Core(self._config, self._report_dir, self._injections, self._stop_fd)
+        self._core_or_none = core
+        self._finalizer = weakref.finalize(self, core.close)
+        log.info("pipeline_ready", name=self._config.name, startup_s=round(time.monotonic() - began, 3))
+
+    def close(self) -> None:
+        """Abort what is under way and stop every stage, within `shutdown_timeout_s` and the time a kill takes."""
+        if self._core_or_none is not None:
+            self._core_or_none.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def submit(self, data: Any, request_id: str | None = None) -> Handle:
+        """Send a request; wait while `max_in_flight` are under way.
+
+        Args:
+            data: bytes, text, numbers, lists, dicts and numpy arrays; large arrays are not copied, so they must not
+                change until the request has ended.
+            request_id: an id of no request that is alive; made up if None.
+
+        Raises:
+            StageDiedError: a stage has died.
+            ValueError: a request of this id is alive.
+            EncodeError: the data cannot be sent; a TypeError.
+            RuntimeError: the pipeline is not running.
+        """
+        if request_id is not None and not isinstance(request_id, str):
+            raise TypeError(f"request_id must be a str, not {type(request_id).__name__}")
+        core = self._core
+        handle = Handle(core.switchboard, core.turns)
+        handle.bind(core.submit(encode(data), request_id, handle))
+        return handle
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Result | Outcome]:
+        """Submit `requests`, taken lazily, and yield results and outcomes as they come.
+
+        Each request ends with one `Outcome`. If `requests` has a `close()`, it is called at the end.
+
+        Raises:
+            StageDiedError: a stage has died; each request under way has had its failed `Outcome` before.
+        """
+        return run_requests(self._core, requests)
+
+    def utility(
+        self, stage: str, name: str, args: Sequence[Any] = (), *, replica: int = 0, timeout_s: float = 5.0
+    ) -> Any:
+        """Call `engine.utility(name, args)` of a stage between its steps, and return its answer.
+
+        Raises:
+            UtilityError: the engine raised, or the stage has died.
+            TimeoutError: no answer within `timeout_s` seconds; the stage goes on.
+            ValueError: there is no such stage.
+        """
+        core = self._core
+        label = f"{stage}/{replica}"
+        known = [proc.label for proc in core.manager.procs]
+        if label not in known:
+            raise ValueError(f"there is no stage process {label!r}: there are {', '.join(known)}")
+        call_id, call = core.switchboard.call(label.encode(), name, args)
+        try:
+            answered = core.turns.wait(call, call.answered, time.monotonic() + timeout_s)
+        finally:
+            core.switchboard.forget_call(call_id)
+        if not answered:
+            raise TimeoutError(f"stage {label!r} has not answered utility {name!r} within {timeout_s} s (timeout_s)")
+        if call.answer is None:
+            raise UtilityError(f"utility {name!r} of stage {label!r}: {call.error}")
+        body, frames = call.answer
+        return decode(body, [frame.buffer for frame in frames])
+
+    @property
+    def stages(self) -> list[StageInfo]:
+        """Every stage process."""
+        procs = self._core.manager.procs
+        return [StageInfo(proc.stage, proc.replica, proc.pid, proc.state.value) for proc in procs]
+
+    @property
+    def died(self) -> StageDeathReport | None:
+        """The first death, or None."""
+        return self._core.switchboard.died
+
+    @property
+    def in_flight(self) -> int:
+        """Requests under way."""
+        return self._core.switchboard.in_flight
+
+    @property
+    def _core(self) -> Core:
+        if self._core_or_none is None:
+            raise RuntimeError("the pipeline has not been started: use it as `with Pipeline(config) as pipeline:`")
+        return self._core_or_none

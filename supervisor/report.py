@@ -1,0 +1,198 @@
+"""The report of a stage's death (pure): evidence in, fields and text out."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from stage.black_box import BlackBoxRecord
+
+Cause = Literal["fatal", "exit", "signal", "startup_timeout", "hung", "io_thread"]
+_SHOWN_REQUESTS = 10
+
+
+@dataclass(frozen=True)
+class StageDeathReport:
+    """What is known of the unexpected end of a stage process.
+
+    Args:
+        stage: the stage's name.
+        replica: its number.
+        pid: its process id.
+        phase: spawned, hello, import, init, io, ready or stopping.
+        exit_code: as `multiprocessing` gives it, -n for signal n; None where it is unknown.
+        signal: the name of the signal that killed it, such as `SIGKILL`, or None.
+        cause: what began it.
+        error_type: class name of the exception behind it, or None.
+        error_message: its text, or None.
+        traceback: its traceback with all its causes, or None.
+        oom_killed: whether the kernel killed it for lack of memory; None without evidence.
+        requests_lost: the users' ids of the requests that failed because of it.
+        steps: engine steps begun.
+        uptime_s: seconds from its start to its end.
+        log_tail: last lines of its standard output and standard error.
+        log_path: the file they come from.
+        collateral_of: `stage/replica` of the death that caused this one, or None.
+    """
+
+    stage: str
+    replica: int
+    pid: int
+    phase: str
+    exit_code: int | None
+    signal: str | None
+    cause: Cause
+    error_type: str | None
+    error_message: str | None
+    traceback: str | None
+    oom_killed: bool | None
+    requests_lost: list[str]
+    steps: int
+    uptime_s: float
+    log_tail: list[str]
+    log_path: str | None
+    collateral_of: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as plain data."""
+        return asdict(self)
+
+    def summary(self) -> str:
+        """One sentence: who died, when, and of what."""
+        who = f"stage {self.stage!r} replica {self.replica} (pid {self.pid})"
+        verb = "did not start" if self.phase not in {"ready", "stopping"} else "died"
+        return f"{who} {verb}, phase {self.phase.upper()}: {self._what()}"
+
+    def render(self) -> str:
+        """The text that a person reads first."""
+        lines = [self.summary()]
+        lost = self.requests_lost
+        if lost:
+            more = f" and {len(lost) - _SHOWN_REQUESTS} more" if len(lost) > _SHOWN_REQUESTS else ""
+            noun = "request" if len(lost) == 1 else "requests"
+            lines.append(f"  {len(lost)} {noun} lost: {', '.join(lost[:_SHOWN_REQUESTS])}{more}")
+        lines.append(f"  after {self.uptime_s:.1f} s and {self.steps} steps")
+        if self.collateral_of:
+            lines.append(f"  caused by the death of {self.collateral_of}")
+        if self.traceback:
+            lines += ["  its traceback:", *_indent(self.traceback.rstrip().splitlines())]
+        if self.log_tail:
+            lines += ["  its last output:", *_indent(self.log_tail)]
+        if self.log_path:
+            lines.append(f"  log: {self.log_path}")
+        return "\n".join(lines)
+
+    def _what(self) -> str:
+        match self.cause:
+            case "startup_timeout":
+                return "it was not ready in time (startup_timeout_s), and was killed"
+            case "hung":
+                return "it hung, and was killed"
+            case "io_thread":
+                return f"an IO thread died: {self._error()}"
+            case "fatal":
+                return self._error()
+            case _:
+                return self._how_it_ended()
+
+    def _how_it_ended(self) -> str:
+        if self.signal is not None:
+            return f"killed by {self.signal} ({self._sender()})"
+        if self.exit_code is None:
+            return "it ended, exit status unknown (another part of this program has reaped it)"
+        return f"it exited with status {self.exit_code}, though nobody asked it to stop"
+
+    def _error(self) -> str:
+        message = self.error_message or ""
+        if len(message) > 500:
+            message = f"{message[:500]}…"
+        return f"{self.error_type}: {message}" if message else str(self.error_type)
+
+    def _sender(self) -> str:
+        if self.signal in {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT"}:
+            return "a crash in native code"
+        if self.oom_killed:
+            return "by the kernel: out of memory"
+        if self.oom_killed is None:
+            return "sender unknown"
+        return "sender unknown; no oom_kill recorded"
+
+
+def _indent(lines: list[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the shell found out about a death.
+
+    Args:
+        stage: the stage's name.
+        replica: its number.
+        pid: its process id.
+        exit_code: None where it is unknown.
+        box: its black box.
+        said: error text of its `fatal` message, or None.
+        verdict: `startup_timeout` or `hung` where the supervisor itself ended it, else None.
+        uptime_s: seconds from its start to its end.
+        log_tail: the last lines of its log.
+        log_path: the log's path.
+    """
+
+    stage: str
+    replica: int
+    pid: int
+    exit_code: int | None
+    box: BlackBoxRecord
+    said: str | None
+    verdict: Cause | None
+    uptime_s: float
+    log_tail: list[str]
+    log_path: str
+
+
+def build_report(evidence: Evidence, requests_lost: list[str], collateral_of: str | None) -> StageDeathReport:
+    """Name the first cause: our own verdict, then the error that the stage recorded, then how it ended."""
+    error = evidence.box.error
+    exit_code = evidence.exit_code
+    died_of_signal = exit_code is not None and exit_code < 0
+    cause: Cause
+    if evidence.verdict is not None:
+        cause = evidence.verdict
+    elif error is not None:
+        cause = "io_thread" if error.cause == "io_thread" else "fatal"
+    elif evidence.said is not None:
+        cause = "fatal"
+    else:
+        cause = "signal" if died_of_signal else "exit"
+    error_type, message, traceback = (None, evidence.said, None)
+    if error is not None:
+        error_type, message, traceback = error.error_type, error.message, error.traceback
+    return StageDeathReport(
+        stage=evidence.stage,
+        replica=evidence.replica,
+        pid=evidence.pid,
+        phase=error.phase if error is not None else evidence.box.phase,
+        exit_code=exit_code,
+        signal=_signal_name(-exit_code) if exit_code is not None and exit_code < 0 else None,
+        cause=cause,
+        error_type=error_type,
+        error_message=message,
+        traceback=traceback,
+        oom_killed=None,
+        requests_lost=requests_lost,
+        steps=evidence.box.steps,
+        uptime_s=round(evidence.uptime_s, 3),
+        log_tail=evidence.log_tail,
+        log_path=evidence.log_path,
+        collateral_of=collateral_of,
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"

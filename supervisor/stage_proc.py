@@ -1,0 +1,122 @@
+"""One stage process: the supervisor's record of it, and how its end is told and confirmed.
+
+The pidfd is the truth: it wakes when the process is gone, also while a grandchild holds the sentinel's pipe open, and
+a signal sent through it never meets a foreign process.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from stage.black_box import read_black_box
+from supervisor.lifecycle import Event, State, advance
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+    from pathlib import Path
+
+    from stage.black_box import BlackBoxRecord
+
+
+@dataclass(eq=False)
+class StageProc:
+    """A stage process that was started.
+
+    Args:
+        stage: the stage's name.
+        replica: its number, from 0.
+        process: the process; `sentinel` is readable after its end.
+        pid: its process id.
+        pidfd: readable after its end.
+        box: path of its black box.
+        log: path of its log.
+        started_at: monotonic clock at its start.
+        state: where it is in its life.
+        exit_code: after its end, None where it is unknown.
+    """
+
+    stage: str
+    replica: int
+    process: BaseProcess
+    pid: int
+    pidfd: int
+    box: Path
+    log: Path
+    started_at: float
+    state: State = State.SPAWNED
+    exit_code: int | None = None
+    ended_at: float | None = field(default=None, repr=False)
+
+    @property
+    def label(self) -> str:
+        """`stage/replica`."""
+        return f"{self.stage}/{self.replica}"
+
+    @property
+    def process_name(self) -> str:
+        """The name of its process, which a person sees."""
+        return f"stage:{self.label}"
+
+    def move(self, event: Event) -> None:
+        """Record what happened to it."""
+        self.state = advance(self.state, event)
+
+    def wait_end(self, timeout_s: float) -> bool:
+        """Wait until it has ended, and confirm that; True if it has."""
+        if self.state is not State.DEAD and wait_readable([self.pidfd], timeout_s):
+            self._confirm_end()
+        return self.state is State.DEAD
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.move(Event.STOP)
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it, and all that it has started."""
+        self._signal(signal.SIGKILL)
+        self._kill_group()
+
+    def read_box(self) -> BlackBoxRecord:
+        """What its black box tells."""
+        return read_black_box(self.box)
+
+    def release(self) -> None:
+        """Give its file descriptors back; it must have ended, and nothing may poll them any more."""
+        os.close(self.pidfd)
+        with suppress(ValueError):  # reaped by somebody else: multiprocessing takes it for alive
+            self.process.close()
+
+    def _signal(self, signum: int) -> None:
+        if self.state is not State.DEAD:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signum)
+
+    def _kill_group(self) -> None:
+        # Its own pid, never getpgid(pid): before its setsid that is our own group.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def _confirm_end(self) -> None:
+        """Kill what is left of its group while the zombie still reserves the pid, then read its exit status."""
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
+            self._kill_group()
+        # Not join(): that waits for the sentinel, which a grandchild may hold open.
+        self.exit_code = self.process.exitcode
+        self.ended_at = time.monotonic()
+        self.move(Event.EXIT)
+
+
+def wait_readable(fds: list[int], timeout_s: float) -> set[int]:
+    """Wait until one of `fds` is readable; the empty set when the time is over."""
+    poller = select.poll()
+    for fd in fds:
+        poller.register(fd, select.POLLIN)
+    return {fd for fd, _ in poller.poll(max(0.0, timeout_s) * 1000)}

@@ -1,0 +1,216 @@
+"""The supervisor's side of the handshake: from spawn to READY of every stage, under one deadline.
+
+One Poller over the handshake socket, the input ROUTER, and a sentinel and a pidfd for each process. Messages are read
+before an EOF is believed: a stage's last word may be readable only after its death is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+import zmq
+
+from stage.protocol import Failed, Hello, Init, Injection, Ready, handshake_decoder, header_encoder
+from stage.sockets import milliseconds, readable, receive_frames, send_message
+from supervisor.autopsy import examine
+from supervisor.errors import StartupError, StopRequestedError
+from supervisor.lifecycle import Event, State
+from supervisor.log import log
+from supervisor.report import build_report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from stage.protocol import Handshake
+    from supervisor.config import StageConfig
+    from supervisor.manager import StageProcManager
+    from supervisor.report import Cause
+    from supervisor.reporter import Reporter
+    from supervisor.stage_proc import StageProc
+    from supervisor.transport import Transport
+
+PROGRESS_S = 5.0
+DRAIN_S = 0.05
+"""How long after a death a message may take to become readable."""
+
+
+@contextmanager
+def launch(
+    manager: StageProcManager,
+    transport: Transport,
+    reporter: Reporter,
+    injections: Mapping[str, Injection],
+    stop_fd: int | None,
+) -> Iterator[None]:
+    """Spawn the stages, let the caller prepare while they import, and wait until every one is READY.
+
+    Args:
+        manager: owns the processes; closed if anything fails.
+        transport: the bound sockets.
+        reporter: publishes the report of a stage that did not start.
+        injections: faults to act out, by `stage/replica`.
+        stop_fd: an eventfd that becomes readable when the user asks to stop, or None.
+
+    Raises:
+        StartupError: a stage failed, died, or was not ready within `startup_timeout_s`.
+        StopRequestedError: `stop_fd` became readable.
+    """
+    deadline = time.monotonic() + manager.config.startup_timeout_s
+    try:
+        manager.start()
+        yield
+        _Startup(manager, transport, reporter, injections, stop_fd, deadline).run()
+    except BaseException:
+        manager.close()
+        raise
+
+
+class _Startup:
+    def __init__(
+        self,
+        manager: StageProcManager,
+        transport: Transport,
+        reporter: Reporter,
+        injections: Mapping[str, Injection],
+        stop_fd: int | None,
+        deadline: float,
+    ) -> None:
+        self._manager = manager
+        self._transport = transport
+        self._reporter = reporter
+        self._injections = injections
+        self._stop_fd = stop_fd
+        self._deadline = deadline
+        self._progress_at = time.monotonic() + PROGRESS_S
+        self._stages = {stage.name: stage for stage in manager.config.stages}
+        self._procs = {proc.label.encode(): proc for proc in manager.procs}
+        # A ROUTER can address only who has spoken on it: READY alone is not enough.
+        self._silent = set(self._procs)
+        self._poller = zmq.Poller()
+        for item in (transport.handshake, transport.router, *self._ends()):
+            self._poller.register(item, zmq.POLLIN)
+        if stop_fd is not None:
+            self._poller.register(stop_fd, zmq.POLLIN)
+
+    def _ends(self) -> dict[int, StageProc]:
+        """Which fd tells the end of which process: two for each."""
+        ends = {proc.pidfd: proc for proc in self._procs.values()}
+        return ends | {proc.process.sentinel: proc for proc in self._procs.values()}
+
+    def run(self) -> None:
+        ends = self._ends()
+        while not self._all_ready():
+            ready = dict(self._poller.poll(self._next_timeout_ms()))
+            self._read_messages()
+            if self._stop_fd in ready:
+                raise StopRequestedError("stopped before every stage was ready")
+            # A sentinel of a dead process shows POLLERR, not POLLIN: membership counts.
+            for fd, proc in ends.items():
+                if fd in ready:
+                    self._give_up(proc, None)
+            if time.monotonic() >= self._deadline:
+                self._give_up(self._late()[0], "startup_timeout")
+
+    def _all_ready(self) -> bool:
+        return not self._silent and not self._late()
+
+    def _late(self) -> list[StageProc]:
+        late = [proc for proc in self._procs.values() if proc.state is not State.READY]
+        return late or [self._procs[label] for label in sorted(self._silent)]
+
+    def _next_timeout_ms(self) -> int:
+        now = time.monotonic()
+        if now >= self._progress_at:
+            self._progress_at = now + PROGRESS_S
+            for proc in self._late():
+                log.info(
+                    "stage_starting",
+                    stage=proc.stage,
+                    replica=proc.replica,
+                    pid=proc.pid,
+                    phase=proc.read_box().phase,
+                    left_s=round(self._deadline - now, 1),
+                )
+        return milliseconds(min(self._deadline, self._progress_at) - now)
+
+    def _read_messages(self) -> None:
+        for socket, take in ((self._transport.router, self._hear), (self._transport.handshake, self._answer)):
+            while readable(socket):
+                identity, *rest = receive_frames(socket, zmq.NOBLOCK)
+                take(identity.bytes, rest[-1].bytes if rest else b"")
+
+    def _hear(self, identity: bytes, _content: bytes) -> None:
+        self._silent.discard(identity)
+
+    def _answer(self, identity: bytes, content: bytes) -> None:
+        proc = self._procs.get(identity)
+        try:
+            message: Handshake = handshake_decoder.decode(content)
+        except msgspec.DecodeError as exc:
+            log.warning("handshake_dropped", reason=str(exc))
+            return
+        if proc is None or not _expected(proc, message):
+            log.warning("handshake_dropped", reason=f"an unexpected {type(message).__name__} from {identity!r}")
+        elif isinstance(message, Hello):
+            proc.move(Event.HELLO)
+            init = header_encoder.encode(self._init_for(proc))
+            with suppress(zmq.ZMQError):  # dead already: its sentinel will tell
+                send_message(self._transport.handshake, init, (), to=identity)
+        elif isinstance(message, Ready):
+            proc.move(Event.READY)
+            log.info("stage_ready", stage=proc.stage, replica=proc.replica, pid=proc.pid)
+        else:
+            self._give_up(proc, None, message)
+
+    def _init_for(self, proc: StageProc) -> Init:
+        config = self._manager.config
+        stage = self._stages[proc.stage]
+        return Init(
+            engine=stage.engine,
+            args=stage.args,
+            env=_environment(stage, proc.replica),
+            cpus=None if stage.cpus is None else list(stage.cpus),
+            import_path=[str(config.base_dir), str(os.getcwd())],  # noqa: PTH109 (as text)
+            input_address=self._transport.input_address,
+            output_address=self._transport.output_addresses[proc.label],
+            flush_timeout_s=config.shutdown_timeout_s / 2,
+            injection=self._injections.get(proc.label),
+        )
+
+    def _give_up(self, proc: StageProc, verdict: Cause | None, failed: Failed | None = None) -> NoReturn:
+        """Report the stage that failed; `launch` takes its siblings down."""
+        if verdict is None and failed is None:
+            self._read_late_messages()
+        said = None if failed is None else failed.error.message
+        wait_s = 0.0 if verdict == "startup_timeout" else self._manager.config.shutdown_timeout_s
+        evidence = examine(proc, said=said, verdict=verdict, exit_wait_s=wait_s)
+        report = build_report(evidence, [], None)
+        self._reporter.publish(report)
+        raise StartupError(report)
+
+    def _read_late_messages(self) -> None:
+        """Let the last words of a dead stage arrive; a FATAL among them ends the start there."""
+        until = time.monotonic() + DRAIN_S
+        while (left := until - time.monotonic()) > 0:
+            self._transport.handshake.poll(milliseconds(left))
+            self._read_messages()
+
+
+def _expected(proc: StageProc, message: Handshake) -> bool:
+    wanted = State.SPAWNED if isinstance(message, Hello) else State.STARTING
+    if isinstance(message, Failed):
+        return proc.state in {State.SPAWNED, State.STARTING}
+    return proc.state is wanted
+
+
+def _environment(stage: StageConfig, replica: int) -> dict[str, str]:
+    """The stage's own variables over what every stage gets."""
+    env = {"STAGE_NAME": stage.name, "STAGE_REPLICA": str(replica), "STAGE_REPLICAS": str(stage.replicas)}
+    if "OMP_NUM_THREADS" not in os.environ:
+        # Several processes share the machine: one thread each, unless somebody says otherwise.
+        env["OMP_NUM_THREADS"] = "1"
+    return env | stage.env

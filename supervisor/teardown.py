@@ -1,0 +1,100 @@
+"""The end of all stage processes: terminate → join → kill, with one deadline for all of them.
+
+Module functions over plain data: a finalizer that held its manager would keep it alive for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from supervisor.lifecycle import State
+from supervisor.log import log
+from supervisor.stage_proc import wait_readable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from supervisor.run_dir import RunDir
+    from supervisor.stage_proc import StageProc
+
+KILL_WAIT_S = 2.0
+"""How long the kernel may take to end a killed process before it is named and left."""
+
+
+def shut_down(procs: list[StageProc], run_dir: RunDir, timeout_s: float, hurry_fd: int, owner_pid: int) -> None:
+    """Stop all `procs`, remove the run directory; what a `weakref.finalize` calls, at exit too.
+
+    Args:
+        procs: all that were started; emptied of nothing, since their records outlive them.
+        run_dir: removed, but for the logs if a stage died before it was asked to stop.
+        timeout_s: the time between terminate and kill.
+        hurry_fd: an eventfd that makes it immediate; closed here.
+        owner_pid: the process that started them. In a forked copy of it this function does nothing.
+    """
+    if os.getpid() != owner_pid:
+        return
+    keep_logs = any(proc.state is State.DEAD for proc in procs)
+    with signals_hurry(lambda: os.eventfd_write(hurry_fd, 1)):
+        _stop_all([proc for proc in procs if proc.state is not State.DEAD], timeout_s, hurry_fd)
+    for proc in procs:
+        if proc.state is State.DEAD:
+            proc.release()
+    run_dir.remove(keep_logs=keep_logs)
+    os.close(hurry_fd)
+
+
+def _stop_all(procs: list[StageProc], timeout_s: float, hurry_fd: int) -> None:
+    for proc in procs:
+        proc.terminate()
+    alive = _wait_all(procs, time.monotonic() + timeout_s, hurry_fd)
+    for proc in alive:
+        log.warning("stage_killed", stage=proc.stage, replica=proc.replica, pid=proc.pid, shutdown_timeout_s=timeout_s)
+        proc.kill()
+    for proc in _wait_all(alive, time.monotonic() + KILL_WAIT_S, None):
+        log.error("stage_unkillable", stage=proc.stage, replica=proc.replica, pid=proc.pid)
+
+
+def _wait_all(procs: list[StageProc], deadline: float, hurry_fd: int | None) -> list[StageProc]:
+    """Wait for the end of all; return those that are alive at the deadline or when hurry is asked for."""
+    alive = list(procs)
+    hurried = False
+    while alive and not hurried:
+        fds = [proc.pidfd for proc in alive] + ([] if hurry_fd is None else [hurry_fd])
+        readable = wait_readable(fds, deadline - time.monotonic())
+        alive = [proc for proc in alive if not (proc.pidfd in readable and proc.wait_end(0))]
+        hurried = not readable or hurry_fd in readable
+    return alive
+
+
+@contextmanager
+def signals_hurry(hurry: Callable[[], None]) -> Iterator[None]:
+    """While it lasts, SIGINT and SIGTERM do not cut the clean-up off but call `hurry`; they are delivered afterwards.
+
+    On another thread than the main one it does nothing: no signal handler runs there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+
+    def handle(signum: int, _frame: FrameType | None) -> None:
+        received.append(signum)
+        hurry()
+
+    previous = {}
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(signum) not in {None, signal.SIG_IGN}:
+            previous[signum] = signal.signal(signum, handle)
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+        if received:
+            signal.raise_signal(received[0])

@@ -1,0 +1,136 @@
+"""Who polls: one thread at a time has the turn; the others wait until it wakes them.
+
+A thread that waits for a result takes the turn itself, so that a message needs no hand-over between threads. While
+nobody waits, a background thread has the turn, so that outputs go on to the next stage and a death is seen. It gives
+the turn up when a caller comes, and stays away for one `LEASE_S`, so that a caller who comes again at once need not
+ask again. Known as leader/followers (Schmidt et al., 2000).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from supervisor.monitor import Monitor
+
+LEASE_S = 0.001
+"""How long the background thread leaves the turn to callers: also how long an output may lie when they are gone."""
+
+Token: TypeAlias = "SimpleQueue[None]"  # noqa: S105 (no secret: a thing to wait on)
+
+
+class Waitable:
+    """Something that a thread can wait for: whoever changes it calls `wake`, under the switchboard's lock."""
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self) -> None:
+        self._tokens: tuple[Token, ...] = ()
+
+    def wake(self) -> None:
+        """Let every thread that waits look again."""
+        for token in self._tokens:
+            token.put(None)
+
+    def watch(self, token: Token) -> None:
+        """Put something into `token` at each change."""
+        self._tokens = (*self._tokens, token)
+
+    def unwatch(self, token: Token) -> None:
+        """Undo `watch`."""
+        self._tokens = tuple(other for other in self._tokens if other is not token)
+
+
+class Turns:
+    """Share the monitor between the threads that wait.
+
+    Args:
+        monitor: polled by the thread whose turn it is.
+        lock: the switchboard's, under which things change.
+    """
+
+    def __init__(self, monitor: Monitor, lock: threading.Lock) -> None:
+        self._monitor = monitor
+        self._lock = lock
+        self._turn = threading.Lock()
+        self._followers: list[Token] = []
+        self._background_leads = False
+        self._asked = False
+        self._away = threading.Event()
+        self.over = False
+        """A process is dying, or the pipeline closes: from now on only the background thread may poll."""
+
+    def wait(self, thing: Waitable, ready: Callable[[], bool], deadline: float | None = None) -> bool:
+        """Wait until `ready()`; False if the deadline, on the monotonic clock, came first."""
+        while not ready():
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            if not self.over and self._turn.acquire(blocking=False):
+                try:
+                    self._lead(ready, deadline)
+                finally:
+                    self._leave()
+            else:
+                self._follow(thing, ready, deadline)
+        return True
+
+    def end(self) -> None:
+        """Make `run_background` return, once whoever polls has noticed."""
+        self.over = True
+        self._away.set()
+        self._monitor.wake()
+
+    def run_background(self) -> None:
+        """Poll while nobody else does; return with the turn taken for ever, when a process is dying or at the end."""
+        while True:
+            self._turn.acquire()
+            self._background_leads = True
+            while not self.over and not self._asked:
+                if self._monitor.poll(None):
+                    self.over = True
+            self._background_leads = self._asked = False
+            if self.over:
+                return
+            self._leave()
+            self._away.wait(LEASE_S)
+
+    def _lead(self, ready: Callable[[], bool], deadline: float | None) -> None:
+        while not ready() and not self.over:
+            timeout_s = None if deadline is None else deadline - time.monotonic()
+            if timeout_s is not None and timeout_s <= 0:
+                return
+            if self._monitor.poll(timeout_s):
+                self.over = True
+                self._away.set()
+
+    def _leave(self) -> None:
+        self._turn.release()
+        with self._lock:
+            if self._followers:
+                self._followers[0].put(None)
+
+    def _follow(self, thing: Waitable, ready: Callable[[], bool], deadline: float | None) -> None:
+        token: Token = SimpleQueue()
+        with self._lock:
+            if ready():
+                return
+            thing.watch(token)
+            self._followers.append(token)
+        try:
+            if self._background_leads and not self.over:
+                self._asked = True
+                self._monitor.wake()
+            elif not self.over and not self._turn.locked():
+                return  # the turn became free before we could be told so
+            token.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except Empty:
+            return
+        finally:
+            with self._lock:
+                thing.unwatch(token)
+                self._followers.remove(token)
