@@ -99,7 +99,7 @@ class StageProc:
                 signal.pidfd_send_signal(self.pidfd, signum)
 
     def _kill_group(self) -> None:
-        # Its own pid, never getpgid(pid): before its setsid that is our own group.
+        # Its own pid, never getpgid(pid): before it has a group of its own that is ours.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 

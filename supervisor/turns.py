@@ -61,6 +61,7 @@ class Turns:
         self._followers: list[Token] = []
         self._background_leads = False
         self._asked = False
+        self._taken = 0
         self._away = threading.Event()
         self.over = False
         """A process is dying, or the pipeline closes: from now on only the background thread may poll."""
@@ -70,13 +71,11 @@ class Turns:
         while not ready():
             if deadline is not None and time.monotonic() >= deadline:
                 return False
-            if not self.over and self._turn.acquire(blocking=False):
+            if self._take() or self._follow(thing, ready, deadline):
                 try:
                     self._lead(ready, deadline)
                 finally:
                     self._leave()
-            else:
-                self._follow(thing, ready, deadline)
         return True
 
     def end(self) -> None:
@@ -90,14 +89,28 @@ class Turns:
         while True:
             self._turn.acquire()
             self._background_leads = True
-            while not self.over and not self._asked:
+            # Who became a follower before it could see that we lead has not asked us.
+            while not (self.over or self._asked or self._followers):
                 if self._monitor.poll(None):
                     self.over = True
             self._background_leads = self._asked = False
             if self.over:
                 return
             self._leave()
+            self._stay_away()
+
+    def _stay_away(self) -> None:
+        """Leave the turn to callers until none has taken it for one lease; one who holds it long is no reason to wake."""
+        seen = -1
+        while seen != self._taken and not self.over:
+            seen = self._taken
             self._away.wait(LEASE_S)
+
+    def _take(self) -> bool:
+        if self.over or not self._turn.acquire(blocking=False):
+            return False
+        self._taken += 1
+        return True
 
     def _lead(self, ready: Callable[[], bool], deadline: float | None) -> None:
         while not ready() and not self.over:
@@ -110,27 +123,31 @@ class Turns:
 
     def _leave(self) -> None:
         self._turn.release()
-        with self._lock:
-            if self._followers:
-                self._followers[0].put(None)
+        if self._followers:
+            with self._lock:
+                for token in self._followers[:1]:
+                    token.put(None)
 
-    def _follow(self, thing: Waitable, ready: Callable[[], bool], deadline: float | None) -> None:
+    def _follow(self, thing: Waitable, ready: Callable[[], bool], deadline: float | None) -> bool:
+        """Wait for a change of `thing`, or for a chance to lead; True if the turn has been taken meanwhile."""
         token: Token = SimpleQueue()
         with self._lock:
             if ready():
-                return
+                return False
             thing.watch(token)
             self._followers.append(token)
         try:
-            if self._background_leads and not self.over:
+            # Not `Lock.locked()`: it is False for as long as a thread that got the lock waits for the GIL.
+            if self._take():
+                return True
+            if self._background_leads:
                 self._asked = True
                 self._monitor.wake()
-            elif not self.over and not self._turn.locked():
-                return  # the turn became free before we could be told so
             token.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
         except Empty:
-            return
+            pass
         finally:
             with self._lock:
                 thing.unwatch(token)
                 self._followers.remove(token)
+        return False

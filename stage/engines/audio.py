@@ -24,7 +24,7 @@ _PCM = 0x0001
 _EXTENSIBLE = 0xFFFE
 _PCM_SUBFORMAT = bytes.fromhex("0100000000001000800000aa00389b71")
 _FORMAT_NAMES = {2: "ADPCM", 3: "IEEE float", 6: "A-law", 7: "mu-law", 0x55: "MP3"}
-RATES = range(1_000, 768_001)
+RATES = range(1_000, 192_001)
 _BLOCK_FRAMES = 1 << 20
 
 
@@ -132,7 +132,10 @@ def _parse_format(chunk: bytes, path: str) -> _Format:
         kind = f"{_FORMAT_NAMES.get(tag, f'format {tag}')}, {bits} bits" if tag != _PCM else f"{bits}-bit PCM"
         raise RequestError(f"{path!r} is {kind}: only PCM of 8, 16, 24 or 32 bits can be read")
     if not channels or rate_hz not in RATES:
-        raise RequestError(f"{path!r} is a damaged WAV file: {channels} channels at {rate_hz} Hz")
+        raise RequestError(
+            f"{path!r} has {channels} channels at {rate_hz} Hz: "
+            f"at least 1 channel and {RATES[0]} to {RATES[-1]} Hz can be read"
+        )
     return _Format(channels, rate_hz, (bits + 7) // 8)
 
 

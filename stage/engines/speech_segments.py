@@ -23,7 +23,7 @@ class SegmentRules(NamedTuple):
         min_speech: shorter speech is dropped.
         min_silence: a shorter silence does not end a segment.
         pad: how much is kept before and after the speech.
-        max_speech: no segment is longer, its padding included.
+        max_speech: no segment is longer, its padding included; at least two windows.
         window: how much each probability stands for.
     """
 
@@ -72,7 +72,8 @@ class SpeechSegmenter:
         return None if self._start is None else self._close(self._start, length)
 
     def _open(self, at: int, score: float) -> None:
-        self._start = max(self._floor, at - self._rules.pad)
+        room = self._rules.max_speech - 2 * self._rules.window  # for padding, so that the next window fits as well
+        self._start = max(self._floor, at - min(self._rules.pad, room))
         self._voice_from, self._voice_to = at, self._seen
         self._scores = [score]
 

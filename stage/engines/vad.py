@@ -68,12 +68,13 @@ class VoiceActivityEngine:
     16 kHz, shape (n,). `utility("stats", ())` tells how many requests are at hand and done, and the seconds heard.
 
     Args:
-        threshold: the probability, 0 to 1, from which a window counts as speech.
+        threshold: the probability, 0.01 to 0.99, from which a window counts as speech.
         min_speech_s: shorter speech is dropped.
         min_silence_s: a pause that long ends a segment.
         pad_s: how much is kept before and after the speech.
         max_speech_s: a longer segment is cut where speech is least likely; 30 s is what Whisper takes.
-        max_audio_s: a longer file is refused, since all of it is held in memory (230 MB an hour).
+        max_audio_s: a longer file is refused, since all of it is held in memory (230 MB an hour,
+            and 700 MB more while an hour of 48 kHz is read).
         max_streams: how many files are heard at the same time, each with a detector of its own (9 MB); further ones
             wait for their turn.
         audio_per_step_s: how much one step hears, shared by the files that are being heard.
