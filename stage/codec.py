@@ -44,10 +44,11 @@ def encode(data: Any) -> Payload:
     Raises:
         EncodeError: a part of it is of another type, or an integer exceeds 64 bits.
     """
+    if type(data) is bytes:
+        if len(data) <= INLINE_LIMIT:
+            return Payload(msgspec.Raw(_encode_plain(data)), ())
+        return Payload(msgspec.Raw(_encode_plain(msgspec.msgpack.Ext(_BYTES, b""))), [data])
     frames: list[Any] = []
-    if type(data) is bytes and len(data) > INLINE_LIMIT:
-        frames.append(data)
-        return Payload(msgspec.Raw(_encode_plain(msgspec.msgpack.Ext(_BYTES, b""))), frames)
     try:
         body = msgspec.msgpack.encode(data, enc_hook=partial(_encode_special, frames))
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:

@@ -13,6 +13,7 @@ from supervisor.errors import StageDiedError
 from supervisor.log import log
 from supervisor.manager import StageProcManager
 from supervisor.monitor import Monitor
+from supervisor.outbox import Outbox
 from supervisor.reporter import Reporter
 from supervisor.startup import launch
 from supervisor.switchboard import Switchboard
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from stage.codec import Payload
     from stage.protocol import Injection
     from supervisor.config import PipelineConfig
-    from supervisor.ledger import Request, Sink
+    from supervisor.ledger import Request
 
 
 class Core:
@@ -64,7 +65,7 @@ class Core:
         try:
             reporter = Reporter(report_dir)
             with launch(self.manager, self._transport, reporter, injections, stop_fd):
-                self.switchboard = Switchboard(config, self._transport.router)
+                self.switchboard = Switchboard(config, Outbox(self._transport.router))
             self._monitor = Monitor(
                 self.manager.procs,
                 self._transport.pulls,
@@ -77,15 +78,15 @@ class Core:
             self.manager.close()
             self._transport.close()
             raise
-        self.turns = Turns(self._monitor, self.switchboard.lock)
+        self.turns = Turns(self._monitor, self.switchboard.outbox, self.switchboard.lock)
         undertaker = Undertaker(self.manager, self._monitor, self.switchboard, reporter)
         self._thread = threading.Thread(
             target=_watch, args=(self.turns, self._monitor, undertaker), name="pipeline-watch", daemon=True
         )
         self._thread.start()
 
-    def submit(self, payload: Payload, request_id: str | None, sink: Sink) -> Request:
-        """Send a request off, once there is a slot for it.
+    def submit(self, request: Request, payload: Payload) -> None:
+        """Send a request off, once there is a slot for it; an empty id is replaced.
 
         Raises:
             ValueError: a request of this id is alive.
@@ -93,10 +94,9 @@ class Core:
             RuntimeError: the pipeline is stopping or closed.
         """
         switchboard = self.switchboard
-        while (request := switchboard.open(payload, request_id, sink)) is None:
+        while not switchboard.open(request, payload):
             self.raise_refusal()
             self.turns.wait(switchboard.slots, switchboard.has_slot)
-        return request
 
     def raise_refusal(self) -> None:
         """Raise why nothing is accepted any more, if so."""

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stage.codec import decode
 from supervisor.errors import RequestAbortedError, RequestFailedError
+from supervisor.ledger import Request
 from supervisor.turns import Waitable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from supervisor.ledger import OutcomeName, Piece, Request
+    from stage.codec import Payload
+    from supervisor.ledger import OutcomeName
     from supervisor.switchboard import Switchboard
     from supervisor.turns import Turns
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(msgspec.Struct, frozen=True):
     """One output of a final stage.
 
     Args:
@@ -37,8 +39,7 @@ class Result:
     data: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """The end of a request: `finished`, `aborted` or `failed`, with the error of a failed one."""
 
     id: str
@@ -46,51 +47,37 @@ class Outcome:
     error: str | None
 
 
-def open_piece(request_id: str, piece: Piece) -> Result:
-    """Decode a result."""
-    body, frames = piece.payload
-    data = decode(body, [frame.buffer for frame in frames] if frames else ())
-    return Result(request_id, piece.stage, piece.part, data)
+def open_payload(payload: Payload) -> Any:
+    """Decode data that has come from a stage."""
+    body, frames = payload
+    return decode(body, [frame.buffer for frame in frames] if frames else ())
 
 
-class Handle(Waitable):
+class Handle(Request, Waitable):
     """A request under way; iterate over it for its results as they come.
 
     `Pipeline.submit` makes it. It may be used from any thread, and after the pipeline has closed.
     """
 
-    __slots__ = ("_pieces", "_request", "_switchboard", "_turns")
-
-    _request: Request
-
-    def __init__(self, switchboard: Switchboard, turns: Turns) -> None:
-        super().__init__()
+    def __init__(self, request_id: str, switchboard: Switchboard, turns: Turns) -> None:
+        Request.__init__(self, request_id)
+        Waitable.__init__(self)
         self._switchboard = switchboard
         self._turns = turns
-        self._pieces: list[Piece] = []
+        self._pieces: list[tuple[str, list[int], Payload]] = []
 
-    @property
-    def id(self) -> str:
-        """The request's id."""
-        return self._request.id
-
-    def bind(self, request: Request) -> None:
-        """Tell the handle whose it is."""
-        self._request = request
-
-    def deliver(self, _request: Request, piece: Piece) -> None:
+    def deliver(self, stage: str, part: list[int], payload: Payload) -> None:
         """Take a result; called by the ledger."""
-        self._pieces.append(piece)
+        self._pieces.append((stage, part, payload))
         self.wake()
 
-    def end(self, request: Request) -> None:
+    def end(self) -> None:
         """Take the outcome; called by the ledger."""
-        self._request = request
         self.wake()
 
     def abort(self) -> None:
         """End the request as aborted; nothing happens if it has ended."""
-        self._switchboard.abort(self._request)
+        self._switchboard.abort(self)
 
     def result(self, timeout_s: float | None = None) -> list[Result]:
         """Wait for the end and return every result, in the order in which they came.
@@ -104,23 +91,24 @@ class Handle(Waitable):
         if not self._turns.wait(self, self._has_ended, deadline):
             raise TimeoutError(f"request {self.id!r} has not ended within {timeout_s} s (timeout_s); it lives on")
         self._raise_outcome()
-        return [open_piece(self.id, piece) for piece in self._pieces]
+        return [Result(self.id, stage, part, open_payload(payload)) for stage, part, payload in self._pieces]
 
     def __iter__(self) -> Iterator[Result]:
         index = 0
         while self._turns.wait(self, partial(self._has_more, index)) and index < len(self._pieces):
-            yield open_piece(self.id, self._pieces[index])
+            stage, part, payload = self._pieces[index]
+            yield Result(self.id, stage, part, open_payload(payload))
             index += 1
         self._raise_outcome()
 
     def _has_more(self, index: int) -> bool:
-        return len(self._pieces) > index or self._has_ended()
+        return len(self._pieces) > index or self.outcome is not None
 
     def _has_ended(self) -> bool:
-        return self._request.outcome is not None
+        return self.outcome is not None
 
     def _raise_outcome(self) -> None:
-        if self._request.outcome == "failed":
-            raise RequestFailedError(self.id, self._request.error or "unknown error", self._request.report)
-        if self._request.outcome == "aborted":
+        if self.outcome == "failed":
+            raise RequestFailedError(self.id, self.error or "unknown error", self.report)
+        if self.outcome == "aborted":
             raise RequestAbortedError(f"request {self.id!r} was aborted")

@@ -7,8 +7,7 @@ unique for the ledger's life, so a message about anything that has ended finds n
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import count
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from stage.codec import Payload
@@ -16,24 +15,6 @@ if TYPE_CHECKING:
     from supervisor.report import StageDeathReport
 
 OutcomeName = Literal["finished", "aborted", "failed"]
-
-
-class Piece(NamedTuple):
-    """A result whose data is still encoded."""
-
-    stage: str
-    part: list[int]
-    payload: Payload
-
-
-class Sink(Protocol):
-    """Who gets what a request produces."""
-
-    def deliver(self, request: Request, piece: Piece) -> None:
-        """Take one result."""
-
-    def end(self, request: Request) -> None:
-        """Take the outcome, which `request` now has; nothing comes after it."""
 
 
 @dataclass(eq=False)
@@ -53,41 +34,54 @@ class StageNode:
     consumers: list[StageNode] = field(default_factory=list)
 
 
-@dataclass(eq=False, slots=True)
 class Request:
-    """One request of a user, from `open` to its outcome."""
+    """One request of a user, from `Ledger.open` to its outcome; subclasses say what becomes of its results.
 
-    id: str
-    sink: Sink
-    tasks: dict[str, Task] = field(default_factory=dict)
-    outcome: OutcomeName | None = None
-    error: str | None = None
-    report: StageDeathReport | None = None
-    """The death that failed it."""
+    Args:
+        request_id: the user's id.
+    """
+
+    __slots__ = ("error", "id", "outcome", "report", "tasks")
+
+    def __init__(self, request_id: str) -> None:
+        self.id = request_id
+        self.tasks: dict[str, Task] = {}
+        self.outcome: OutcomeName | None = None
+        self.error: str | None = None
+        self.report: StageDeathReport | None = None
+        """The death that failed it."""
+
+    def deliver(self, stage: str, part: list[int], payload: Payload) -> None:
+        """Take one result of a final stage, its data still encoded."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Take the outcome, which stands in `outcome`; nothing comes after it."""
+        raise NotImplementedError
 
 
-@dataclass(eq=False, slots=True)
 class Task:
     """A piece of a request at one stage."""
 
-    request: Request
-    node: StageNode
-    part: list[int]
-    outputs: int = 0
-    held: Payload | None = None
-    """The last output that carried data, for consumers that take only that one."""
+    __slots__ = ("held", "node", "outputs", "part", "request")
+
+    def __init__(self, request: Request, node: StageNode, part: list[int]) -> None:
+        self.request = request
+        self.node = node
+        self.part = part
+        self.outputs = 0
+        self.held: Payload | None = None
+        """The last output that carried data, for consumers that take only that one."""
 
 
-class Forward(NamedTuple):
-    """Data that a stage must be sent."""
+class Post(Protocol):
+    """Where the ledger says what the stages must be sent."""
 
-    node: StageNode
-    engine_id: str
-    payload: Payload
+    def add(self, node: StageNode, engine_id: str, payload: Payload) -> None:
+        """Give a stage a request."""
 
-
-Cancel = tuple[StageNode, list[str]]
-"""Engine ids that a stage must be told to forget."""
+    def abort(self, node: StageNode, engine_ids: list[str]) -> None:
+        """Tell a stage to forget requests."""
 
 
 def build_graph(config: PipelineConfig) -> list[StageNode]:
@@ -104,13 +98,15 @@ class Ledger:
 
     Args:
         sources: the stages that take a new request, as `build_graph` returns them.
+        post: takes what the stages must be sent.
     """
 
-    def __init__(self, sources: list[StageNode]) -> None:
+    def __init__(self, sources: list[StageNode], post: Post) -> None:
         self._sources = sources
+        self._post = post
         self._requests: dict[str, Request] = {}
         self._tasks: dict[str, Task] = {}
-        self._numbers = count(1)
+        self._number = 0
         self.done = 0
         """Requests that have ended."""
 
@@ -120,50 +116,49 @@ class Ledger:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
-    def open(self, request_id: str, payload: Payload, sink: Sink) -> tuple[Request, list[Forward]]:
+    def open(self, request: Request, payload: Payload) -> None:
         """Accept a request.
 
         Raises:
             ValueError: a request of this id is alive.
         """
+        request_id = request.id
         if request_id in self._requests:
             raise ValueError(f"request {request_id!r} is still alive: wait for its outcome, or use another id")
-        request = Request(request_id, sink)
         self._requests[request_id] = request
-        return request, [self._begin(request, node, [], payload) for node in self._sources]
+        for node in self._sources:
+            self._begin(request, node, [], payload)
 
-    def output(self, engine_id: str, payload: Payload, finished: bool) -> list[Forward]:
-        """Account for an output with data: deliver it, or say where it goes on."""
+    def output(self, engine_id: str, payload: Payload, finished: bool) -> None:
+        """Account for an output with data: deliver it, or pass it on."""
         task = self._tasks.get(engine_id)
         if task is None:
-            return []
+            return
         part = [*task.part, task.outputs]
         task.outputs += 1
-        request = task.request
-        forwards: list[Forward] = []
-        if not task.node.consumers:
-            request.sink.deliver(request, Piece(task.node.name, part, payload))
-        for consumer in task.node.consumers:
+        request, node = task.request, task.node
+        if not node.consumers:
+            request.deliver(node.name, part, payload)
+        for consumer in node.consumers:
             if consumer.take == "each":
-                forwards.append(self._begin(request, consumer, part, payload))
+                self._begin(request, consumer, part, payload)
             else:
                 task.held = payload
         if finished:
-            forwards += self._finish(engine_id, task)
-        return forwards
+            self._finish(engine_id, task)
 
-    def end(self, engine_id: str) -> list[Forward]:
+    def end(self, engine_id: str) -> None:
         """Account for the end of a task without further data."""
         task = self._tasks.get(engine_id)
-        return [] if task is None else self._finish(engine_id, task)
+        if task is not None:
+            self._finish(engine_id, task)
 
-    def refuse(self, engine_id: str, error: str) -> list[Cancel]:
+    def refuse(self, engine_id: str, error: str) -> None:
         """Fail the request whose task a stage has refused."""
         task = self._tasks.get(engine_id)
-        if task is None:
-            return []
-        self._drop(engine_id, task)
-        return self.close(task.request, "failed", f"stage {task.node.name!r} refused it: {error}")
+        if task is not None:
+            self._drop(engine_id, task)
+            self.close(task.request, "failed", f"stage {task.node.name!r} refused it: {error}")
 
     def close(
         self,
@@ -171,45 +166,40 @@ class Ledger:
         outcome: OutcomeName,
         error: str | None = None,
         report: StageDeathReport | None = None,
-    ) -> list[Cancel]:
+    ) -> None:
         """End a request that is alive, whatever it waits for; one that has ended stays as it is."""
         if request.outcome is not None:
-            return []
-        cancels: dict[str, Cancel] = {}
-        for engine_id, task in list(request.tasks.items()):
+            return
+        cancels: dict[str, tuple[StageNode, list[str]]] = {}
+        for engine_id, task in request.tasks.items():
             cancels.setdefault(task.node.name, (task.node, []))[1].append(engine_id)
-            self._drop(engine_id, task)
+            del self._tasks[engine_id]
+        request.tasks.clear()
+        for node, engine_ids in cancels.values():
+            self._post.abort(node, engine_ids)
         request.report = report
         self._end(request, outcome, error)
-        return list(cancels.values())
-
-    def find(self, request_id: str) -> Request | None:
-        """The request of this id, if it is alive."""
-        return self._requests.get(request_id)
 
     def alive(self) -> list[Request]:
         """All requests without an outcome, oldest first."""
         return list(self._requests.values())
 
-    def _begin(self, request: Request, node: StageNode, part: list[int], payload: Payload) -> Forward:
-        engine_id = f"{request.id}#{next(self._numbers)}"
+    def _begin(self, request: Request, node: StageNode, part: list[int], payload: Payload) -> None:
+        self._number += 1
+        engine_id = f"{request.id}#{self._number}"
         self._tasks[engine_id] = request.tasks[engine_id] = Task(request, node, part)
-        return Forward(node, engine_id, payload)
+        self._post.add(node, engine_id, payload)
 
-    def _finish(self, engine_id: str, task: Task) -> list[Forward]:
+    def _finish(self, engine_id: str, task: Task) -> None:
         request = task.request
-        forwards: list[Forward] = []
         if task.held is not None:
             part = [*task.part, task.outputs - 1]
-            forwards = [
-                self._begin(request, consumer, part, task.held)
-                for consumer in task.node.consumers
-                if consumer.take == "final"
-            ]
+            for consumer in task.node.consumers:
+                if consumer.take == "final":
+                    self._begin(request, consumer, part, task.held)
         self._drop(engine_id, task)
         if not request.tasks:
             self._end(request, "finished", None)
-        return forwards
 
     def _drop(self, engine_id: str, task: Task) -> None:
         del self._tasks[engine_id], task.request.tasks[engine_id]
@@ -218,4 +208,4 @@ class Ledger:
         del self._requests[request.id]
         self.done += 1
         request.outcome, request.error = outcome, error
-        request.sink.end(request)
+        request.end()

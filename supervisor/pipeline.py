@@ -7,10 +7,10 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from stage.codec import decode, encode
+from stage.codec import encode
 from supervisor.core import Core
 from supervisor.errors import UtilityError
-from supervisor.handle import Handle
+from supervisor.handle import Handle, open_payload
 from supervisor.log import log
 from supervisor.run import run_requests
 
@@ -112,11 +112,11 @@ class Pipeline:
             EncodeError: the data cannot be sent; a TypeError.
             RuntimeError: the pipeline is not running.
         """
-        if request_id is not None and not isinstance(request_id, str):
-            raise TypeError(f"request_id must be a str, not {type(request_id).__name__}")
+        if request_id is not None and (not isinstance(request_id, str) or not request_id):
+            raise TypeError(f"request_id must be a str of at least one character, not {request_id!r}")
         core = self._core
-        handle = Handle(core.switchboard, core.turns)
-        handle.bind(core.submit(encode(data), request_id, handle))
+        handle = Handle(request_id or "", core.switchboard, core.turns)
+        core.submit(handle, encode(data))
         return handle
 
     def run(self, requests: Iterable[Request]) -> Iterator[Result | Outcome]:
@@ -153,8 +153,7 @@ class Pipeline:
             raise TimeoutError(f"stage {label!r} has not answered utility {name!r} within {timeout_s} s (timeout_s)")
         if call.answer is None:
             raise UtilityError(f"utility {name!r} of stage {label!r}: {call.error}")
-        body, frames = call.answer
-        return decode(body, [frame.buffer for frame in frames])
+        return open_payload(call.answer)
 
     @property
     def stages(self) -> list[StageInfo]:

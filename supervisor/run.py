@@ -5,25 +5,26 @@ from __future__ import annotations
 import threading
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stage.codec import EncodeError, encode
+from supervisor import ledger
 from supervisor.errors import StageDiedError
-from supervisor.handle import Outcome, Result, open_piece
+from supervisor.handle import Outcome, Result, open_payload
 from supervisor.turns import Waitable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from supervisor import ledger
+    from stage.codec import Payload
     from supervisor.core import Core
 
 FEEDER_JOIN_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """A request for `Pipeline.run`.
 
     Args:
@@ -37,27 +38,40 @@ class Request:
     error: str | None = None
 
 
+class _RunRequest(ledger.Request):
+    """A request whose results go to the run it belongs to."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, request_id: str, run: _Run) -> None:
+        super().__init__(request_id)
+        self._run = run
+
+    def deliver(self, stage: str, part: list[int], payload: Payload) -> None:
+        self._run.put((self.id, stage, part, payload))
+
+    def end(self) -> None:
+        assert self.outcome is not None  # noqa: S101 (set before a request is told)
+        self._run.alive.discard(self)
+        self._run.put(Outcome(self.id, self.outcome, self.error))
+
+
 class _Run(Waitable):
-    """The sink of all requests of one run. What it holds changes under the switchboard's lock."""
+    """All requests of one run, and what they produce. What it holds changes under the switchboard's lock."""
 
     def __init__(self, core: Core) -> None:
         super().__init__()
         self._core = core
-        self._lock = core.switchboard.lock
-        self._events: deque[tuple[ledger.Request, ledger.Piece] | Outcome] = deque()
-        self._alive: set[ledger.Request] = set()
+        self._switchboard = core.switchboard
+        self._events: deque[tuple[str, str, list[int], Payload] | Outcome] = deque()
+        self.alive: set[_RunRequest] = set()
         self._fed = False
         self._left = False
         self._error: BaseException | None = None
 
-    def deliver(self, request: ledger.Request, piece: ledger.Piece) -> None:
-        self._events.append((request, piece))
-        self.wake()
-
-    def end(self, request: ledger.Request) -> None:
-        assert request.outcome is not None  # noqa: S101 (set before a sink is told)
-        self._alive.discard(request)
-        self._events.append(Outcome(request.id, request.outcome, request.error))
+    def put(self, event: tuple[str, str, list[int], Payload] | Outcome) -> None:
+        """Take a result or an outcome."""
+        self._events.append(event)
         self.wake()
 
     def feed(self, requests: Iterable[Request]) -> None:
@@ -69,41 +83,48 @@ class _Run(Waitable):
         except BaseException as exc:
             self._error = exc
         finally:
-            with self._lock:
-                self._fed = True
-                self.wake()
+            self._fed = True
+            self._tell(None)
 
     def _submit(self, request: Request) -> bool:
         """Submit one; False if no more are accepted."""
         error = request.error
         if error is None:
+            accepted = _RunRequest(request.id or "", self)
+            # Before it is open: it may have ended by the time `submit` returns.
+            self.alive.add(accepted)
             try:
-                accepted = self._core.submit(encode(request.data), request.id, self)
+                self._core.submit(accepted, encode(request.data))
             except (EncodeError, ValueError) as exc:
                 error = str(exc)
             except (StageDiedError, RuntimeError):
+                self.alive.discard(accepted)
                 return False
             else:
-                with self._lock:
-                    if accepted.outcome is None:
-                        self._alive.add(accepted)
                 return True
-        with self._lock:
-            self._events.append(Outcome(request.id or "", "failed", error))
-            self.wake()
+            self.alive.discard(accepted)
+        self._tell(Outcome(request.id or "", "failed", error))
         return True
+
+    def _tell(self, outcome: Outcome | None) -> None:
+        """Let the thread that reads the events know, whether it polls or not."""
+        with self._switchboard.lock:
+            if outcome is not None:
+                self._events.append(outcome)
+            self.wake()
+            self._switchboard.outbox.ring()
 
     def events(self) -> Iterator[Result | Outcome]:
         """Yield until everything that was fed has ended."""
-        while True:
-            self._core.turns.wait(self, self._has_news)
-            while self._events:
-                event = self._events.popleft()
-                yield event if isinstance(event, Outcome) else open_piece(event[0].id, event[1])
-            if self._is_over() and not self._events:
-                break
-        if self._core.switchboard.died is not None:
-            raise StageDiedError(self._core.switchboard.died)
+        while self._core.turns.wait(self, self._has_news) and self._events:
+            event = self._events.popleft()
+            if isinstance(event, Outcome):
+                yield event
+            else:
+                request_id, stage, part, payload = event
+                yield Result(request_id, stage, part, open_payload(payload))
+        if self._switchboard.died is not None:
+            raise StageDiedError(self._switchboard.died)
         if self._error is not None:
             raise self._error
 
@@ -111,14 +132,14 @@ class _Run(Waitable):
         return bool(self._events) or self._is_over()
 
     def _is_over(self) -> bool:
-        refused = self._core.switchboard.refusal() is not None
-        return (self._fed or refused) and not self._alive
+        refused = self._switchboard.refusal() is not None
+        return (self._fed or refused) and not self.alive
 
     def leave(self) -> None:
         """Abort what is left: nobody reads its results."""
         self._left = True
-        for request in list(self._alive):
-            self._core.switchboard.abort(request)
+        for request in list(self.alive):
+            self._switchboard.abort(request)
 
 
 def run_requests(core: Core, requests: Iterable[Request]) -> Iterator[Result | Outcome]:

@@ -1,6 +1,6 @@
 """The switchboard: applies what arrives to the ledger and sends on what follows from it, under one lock.
 
-It owns the ledger, the utility calls that wait, and the ROUTER; any thread may call it. Headers are decoded here,
+It owns the ledger and the utility calls that wait; any thread may call it. Headers are decoded here,
 payloads never: their frames go on to the next stage as they came.
 """
 
@@ -11,32 +11,22 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import zmq
 
 from stage.codec import Payload, encode
-from stage.protocol import (
-    Abort,
-    Add,
-    End,
-    Fatal,
-    Out,
-    Refused,
-    ToStage,
-    Utility,
-    from_stage_decoder,
-    header_encoder,
-)
-from stage.sockets import Socket, send_message
+from stage.protocol import End, Fatal, Out, Refused, from_stage_decoder
 from supervisor.ledger import Ledger, build_graph
 from supervisor.log import log
 from supervisor.turns import Waitable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
+
+    import zmq
 
     from stage.protocol import FromStage, Reply
     from supervisor.config import PipelineConfig
-    from supervisor.ledger import Cancel, Forward, OutcomeName, Request, Sink
+    from supervisor.ledger import OutcomeName, Request
+    from supervisor.outbox import Outbox
     from supervisor.report import StageDeathReport
     from supervisor.stage_proc import StageProc
 
@@ -44,11 +34,8 @@ if TYPE_CHECKING:
 class Call(Waitable):
     """A utility call that waits for its answer."""
 
-    __slots__ = ("answer", "error", "key")
-
-    def __init__(self, key: bytes) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.key = key
         self.answer: Payload | None = None
         self.error: str | None = None
 
@@ -62,23 +49,23 @@ class Switchboard:
 
     Args:
         config: gives the graph of stages and `max_in_flight`.
-        router: the socket that reaches every stage; from now on used under `lock` only.
+        outbox: takes what the stages must be sent; from now on used under `lock` only.
     """
 
-    def __init__(self, config: PipelineConfig, router: Socket) -> None:
+    def __init__(self, config: PipelineConfig, outbox: Outbox) -> None:
         self.lock = threading.Lock()
+        self.outbox = outbox
         self.slots = Waitable()
         """Changes whenever a request ends."""
         self.died: StageDeathReport | None = None
         self.last_words: dict[str, str] = {}
         """The error text of each `fatal` message, by `stage/replica`."""
-        self._router = router
-        self._ledger = Ledger(build_graph(config))
+        self._ledger = Ledger(build_graph(config), outbox)
         self._max_in_flight = config.max_in_flight
         self._calls: dict[int, Call] = {}
         self._call_ids = count(1)
         self._refusal: str | None = None
-        self._request_numbers = count(1)
+        self._request_number = 0
 
     @property
     def in_flight(self) -> int:
@@ -98,20 +85,20 @@ class Switchboard:
         """Why no request is accepted any more, or None."""
         return self._refusal
 
-    def open(self, payload: Payload, request_id: str | None, sink: Sink) -> Request | None:
-        """Accept a request and send it off; None if there is no slot, or none will be.
+    def open(self, request: Request, payload: Payload) -> bool:
+        """Accept a request and send it off; False if there is no slot, or none will be. An empty id is replaced.
 
         Raises:
             ValueError: a request of this id is alive.
         """
         with self.lock:
-            if self._refusal is not None or len(self._ledger) >= self._max_in_flight:
-                return None
-            if request_id is None:
-                request_id = self._free_id()
-            request, forwards = self._ledger.open(request_id, payload, sink)
-            self._forward(forwards)
-            return request
+            if not self.has_slot() or self._refusal is not None:
+                return False
+            if not request.id:
+                request.id = self._free_id()
+            self._ledger.open(request, payload)
+            self.outbox.dispatch()
+            return True
 
     def on_message(self, proc: StageProc, frames: list[zmq.Frame]) -> bool:
         """Apply a message from a stage; True if it was its `fatal`."""
@@ -121,12 +108,19 @@ class Switchboard:
             log.warning("message_dropped", stage=proc.stage, replica=proc.replica, reason=str(exc))
             return False
         with self.lock:
-            return self._apply(proc, messages, frames)
+            done = self._ledger.done
+            fatal = self._apply(proc, messages, frames)
+            if self._ledger.done != done:
+                self.slots.wake()
+            return fatal
 
     def abort(self, request: Request) -> None:
         """End a request as aborted, in every stage."""
         with self.lock:
-            self._cancel(self._ledger.close(request, "aborted"))
+            self._ledger.close(request, "aborted")
+            self.slots.wake()
+            self.outbox.flush()
+            self.outbox.ring()
 
     def close(self, refusal: str) -> None:
         """Accept nothing any more, and end all that is under way as aborted."""
@@ -146,16 +140,6 @@ class Switchboard:
             self._end_all(report.summary(), "failed", report.summary(), report)
             return report
 
-    def _end_all(self, refusal: str, outcome: OutcomeName, error: str | None, report: StageDeathReport | None) -> None:
-        self._refusal = self._refusal or refusal
-        for request in self._ledger.alive():
-            self._cancel(self._ledger.close(request, outcome, error, report))
-        for call in self._calls.values():
-            call.error = refusal
-            call.wake()
-        self._calls.clear()
-        self.slots.wake()
-
     def call(self, key: bytes, name: str, args: Sequence[Any]) -> tuple[int, Call]:
         """Send a utility call to the stage process of routing id `key`.
 
@@ -163,14 +147,15 @@ class Switchboard:
             EncodeError: an argument cannot be sent.
         """
         payload = encode(list(args))
-        call = Call(key)
+        call = Call()
         with self.lock:
             call_id = next(self._call_ids)
             if self._refusal is not None:
                 call.error = self._refusal
             else:
                 self._calls[call_id] = call
-                self._send(key, [Utility(call_id, name, payload.body, len(payload.frames))], payload.frames)
+                self.outbox.utility(key, call_id, name, payload)
+                self.outbox.dispatch()
         return call_id, call
 
     def forget_call(self, call_id: int) -> None:
@@ -179,33 +164,31 @@ class Switchboard:
             self._calls.pop(call_id, None)
 
     def _free_id(self) -> str:
-        while (request_id := f"request-{next(self._request_numbers)}") in self._ledger:
-            pass
-        return request_id
+        while True:
+            self._request_number += 1
+            if (request_id := f"request-{self._request_number}") not in self._ledger:
+                return request_id
 
     def _apply(self, proc: StageProc, messages: list[FromStage], frames: list[zmq.Frame]) -> bool:
         ledger = self._ledger
-        forwards: list[Forward] = []
-        at, done, fatal = 1, ledger.done, False
+        at, fatal = 1, False
         for message in messages:
             if isinstance(message, Out):
-                own = frames[at : at + message.frames] if message.frames else ()
-                at += message.frames
-                forwards += ledger.output(message.request_id, Payload(message.body, own), message.finished)
+                own: Sequence[zmq.Frame] = ()
+                if message.frames:
+                    own = frames[at : at + message.frames]
+                    at += message.frames
+                ledger.output(message.request_id, Payload(message.body, own), message.finished)
             elif isinstance(message, End):
-                forwards += ledger.end(message.request_id)
+                ledger.end(message.request_id)
             elif isinstance(message, Refused):
-                self._cancel(ledger.refuse(message.request_id, message.error))
+                ledger.refuse(message.request_id, message.error)
             elif isinstance(message, Fatal):
                 self.last_words[proc.label] = message.error
                 fatal = True
             else:
                 self._reply(message, frames[at : at + message.frames])
                 at += message.frames
-        if forwards:
-            self._forward(forwards)
-        if ledger.done != done:
-            self.slots.wake()
         return fatal
 
     def _reply(self, message: Reply, frames: list[zmq.Frame]) -> None:
@@ -217,23 +200,14 @@ class Switchboard:
             call.answer = Payload(message.body, frames)
         call.wake()
 
-    def _forward(self, forwards: Iterable[Forward]) -> None:
-        """Send requests on, all for one stage in one message."""
-        batches: dict[bytes, tuple[list[ToStage], list[Any]]] = {}
-        for node, engine_id, payload in forwards:
-            messages, frames = batches.setdefault(node.key, ([], []))
-            messages.append(Add(engine_id, payload.body, len(payload.frames)))
-            frames.extend(payload.frames)
-        for key, (messages, frames) in batches.items():
-            self._send(key, messages, frames)
-
-    def _cancel(self, cancels: Iterable[Cancel]) -> None:
-        for node, engine_ids in cancels:
-            self._send(node.key, [Abort(engine_ids)], ())
-
-    def _send(self, key: bytes, messages: list[ToStage], frames: Sequence[Any]) -> None:
-        try:
-            send_message(self._router, header_encoder.encode(messages), frames, to=key)
-        except zmq.ZMQError as exc:
-            # The stage is dead, which its sentinel tells: its requests fail then.
-            log.debug("message_unsent", to=key.decode(), reason=str(exc))
+    def _end_all(self, refusal: str, outcome: OutcomeName, error: str | None, report: StageDeathReport | None) -> None:
+        self._refusal = self._refusal or refusal
+        for request in self._ledger.alive():
+            self._ledger.close(request, outcome, error, report)
+        for call in self._calls.values():
+            call.error = refusal
+            call.wake()
+        self._calls.clear()
+        self.slots.wake()
+        self.outbox.flush()
+        self.outbox.ring()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from supervisor.monitor import Monitor
+    from supervisor.outbox import Outbox
 
 LEASE_S = 0.001
 """How long the background thread leaves the turn to callers: also how long an output may lie when they are gone."""
@@ -26,8 +27,6 @@ Token: TypeAlias = "SimpleQueue[None]"  # noqa: S105 (no secret: a thing to wait
 
 class Waitable:
     """Something that a thread can wait for: whoever changes it calls `wake`, under the switchboard's lock."""
-
-    __slots__ = ("_tokens",)
 
     def __init__(self) -> None:
         self._tokens: tuple[Token, ...] = ()
@@ -51,11 +50,14 @@ class Turns:
 
     Args:
         monitor: polled by the thread whose turn it is.
+        outbox: sent by that thread before it polls.
         lock: the switchboard's, under which things change.
     """
 
-    def __init__(self, monitor: Monitor, lock: threading.Lock) -> None:
+    def __init__(self, monitor: Monitor, outbox: Outbox, lock: threading.Lock) -> None:
         self._monitor = monitor
+        self._outbox = outbox
+        outbox.wake = monitor.wake
         self._lock = lock
         self._turn = threading.Lock()
         self._followers: list[Token] = []
@@ -91,7 +93,7 @@ class Turns:
             self._background_leads = True
             # Who became a follower before it could see that we lead has not asked us.
             while not (self.over or self._asked or self._followers):
-                if self._monitor.poll(None):
+                if self._poll(None):
                     self.over = True
             self._background_leads = self._asked = False
             if self.over:
@@ -100,7 +102,7 @@ class Turns:
             self._stay_away()
 
     def _stay_away(self) -> None:
-        """Leave the turn to callers until none has taken it for one lease; one who holds it long is no reason to wake."""
+        """Leave the turn to callers until none has taken it for one lease; one who holds it long does not count."""
         seen = -1
         while seen != self._taken and not self.over:
             seen = self._taken
@@ -117,16 +119,26 @@ class Turns:
             timeout_s = None if deadline is None else deadline - time.monotonic()
             if timeout_s is not None and timeout_s <= 0:
                 return
-            if self._monitor.poll(timeout_s):
+            if self._poll(timeout_s):
                 self.over = True
                 self._away.set()
 
+    def _poll(self, timeout_s: float | None) -> bool:
+        with self._lock:
+            self._outbox.flush()
+            self._outbox.attended = self._outbox.asleep = True
+        dying = self._monitor.poll(timeout_s)
+        self._outbox.asleep = False
+        return dying
+
     def _leave(self) -> None:
+        with self._lock:
+            self._outbox.flush()
+            self._outbox.attended = False
+            followers = self._followers[:1]
         self._turn.release()
-        if self._followers:
-            with self._lock:
-                for token in self._followers[:1]:
-                    token.put(None)
+        for token in followers:
+            token.put(None)
 
     def _follow(self, thing: Waitable, ready: Callable[[], bool], deadline: float | None) -> bool:
         """Wait for a change of `thing`, or for a chance to lead; True if the turn has been taken meanwhile."""

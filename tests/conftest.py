@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+import zmq
 from harness import Announcements, Events
 
 if TYPE_CHECKING:
@@ -33,6 +34,12 @@ def _before_all(tmp_path_factory: pytest.TempPathFactory) -> None:
     # In the real temporary directory, not in the first test's own one.
     tmp_path_factory.getbasetemp()
     resource_tracker.ensure_running()
+    # A large frame begins pyzmq's own thread that frees what has been sent.
+    with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as other:
+        one.bind("inproc://warm-up")
+        other.connect("inproc://warm-up")
+        one.send(bytes(1 << 20), copy=False)
+        other.recv()
 
 
 @pytest.fixture(autouse=True)

@@ -137,7 +137,11 @@ class Backwards(Echo):
 
 
 class Unsendable(Echo):
-    """Answer "bad" with an object that no wire takes, "mute" with nothing for ever, "tuple" with no `Output`."""
+    """Answer "bad" with an object that no wire takes, and "tuple" with no `Output`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: set[str] = set()
 
     def step(self) -> Iterable[Any]:
         outputs: list[Any] = []
@@ -147,13 +151,13 @@ class Unsendable(Echo):
             else:
                 # Unfinished: the engine must be told to forget it.
                 outputs.append(Output(request_id, object() if data == "bad" else data, data != "bad"))
-                if data == "bad":
-                    continue
+            self.held |= {request_id} if data == "bad" else set()
             del self.todo[request_id]
         return outputs
 
-    def has_work(self) -> bool:
-        return any(request_id not in self.aborted for request_id in self.todo)
+    def abort(self, request_ids: Sequence[str]) -> None:
+        super().abort(request_ids)
+        self.held.difference_update(request_ids)
 
     def utility(self, name: str, args: tuple[Any, ...]) -> Any:
         return object() if name == "unsendable" else super().utility(name, args)
@@ -303,6 +307,7 @@ def _fork_sleeper(engine: FaultEngine) -> None:
 
 
 ACTIONS: dict[str, Callable[[FaultEngine], object]] = {
+    "report": lambda _: None,
     "raise": _raise,
     "raise_request_error": _raise_request_error,
     "raise_odd": _raise_odd,

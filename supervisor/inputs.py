@@ -1,0 +1,234 @@
+"""Where the command's requests come from: a stream of JSON lines, files that match a pattern, or nothing.
+
+Every source is iterated over on a thread of its own, and has a `close()` for other threads, which ends the iteration
+at once, also while it waits for more.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import select
+import stat
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from supervisor.jsonl import LineSplitter, read_request
+from supervisor.run import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from supervisor.config import PipelineConfig
+
+_CHUNK_BYTES = 64 * 1024
+STANDARD_INPUT = "-"
+
+
+class InputError(Exception):
+    """The input cannot be read; the text names it."""
+
+
+class Source(Protocol):
+    """Requests, taken lazily."""
+
+    def __iter__(self) -> Iterator[Request]:
+        """Take them, once."""
+
+    def close(self) -> None:
+        """End the iteration; called from any thread, as often as one likes."""
+
+
+class JsonLines:
+    """The requests of a file, a pipe or a terminal, as they come.
+
+    Args:
+        fd: its file descriptor.
+        name: what errors call it.
+        owned: whether to close `fd` at the end.
+    """
+
+    def __init__(self, fd: int, name: str, *, owned: bool) -> None:
+        self._fd = fd
+        self._name = name
+        self._owned = owned
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._lock = threading.Lock()
+        self._reading = False
+        self._released = False
+
+    def __iter__(self) -> Iterator[Request]:
+        with self._lock:
+            if self._released:
+                return
+            self._reading = True
+        try:
+            for number, line in self._lines():
+                request = read_request(number, line)
+                if request is not None:
+                    yield request
+        finally:
+            with self._lock:
+                self._reading = False
+                self._release()
+
+    def close(self) -> None:
+        """End the iteration."""
+        with self._lock:
+            if self._reading:
+                os.eventfd_write(self._wake_fd, 1)
+            else:
+                self._release()
+
+    def _release(self) -> None:
+        if not self._released:
+            self._released = True
+            os.close(self._wake_fd)
+            if self._owned:
+                os.close(self._fd)
+
+    def _lines(self) -> Iterator[tuple[int, bytes | None]]:
+        splitter = LineSplitter()
+        while chunk := self._read():
+            yield from splitter.feed(chunk)
+        if not self._is_closed():
+            yield from splitter.finish()
+
+    def _read(self) -> bytes:
+        """Wait for more and read it; empty at the end."""
+        poller = select.poll()
+        poller.register(self._wake_fd, select.POLLIN)
+        poller.register(self._fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poller.poll()}
+            if self._wake_fd in ready:
+                return b""
+            try:
+                return os.read(self._fd, _CHUNK_BYTES)
+            except BlockingIOError:  # somebody who shares the pipe has read it first
+                continue
+            except OSError as exc:
+                raise InputError(f"{self._name}: cannot be read ({exc.strerror})") from exc
+
+    def _is_closed(self) -> bool:
+        return bool(select.select([self._wake_fd], [], [], 0)[0])
+
+
+class Files:
+    """One request for each file: data `{"path": …}`, id the file's name.
+
+    Args:
+        paths: absolute. Where two have the same name, the ids are the paths from their common directory on.
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._paths = sorted(paths)
+        self._closed = False
+
+    def __iter__(self) -> Iterator[Request]:
+        names = [os.path.basename(path) for path in self._paths]  # noqa: PTH119 (as text)
+        if len(set(names)) < len(names):
+            common = os.path.commonpath([os.path.dirname(path) for path in self._paths])  # noqa: PTH120
+            names = [os.path.relpath(path, common) for path in self._paths]
+        for name, path in zip(names, self._paths, strict=True):
+            if self._closed:
+                return
+            yield _file_request(name, path)
+
+    def close(self) -> None:
+        """End the iteration."""
+        self._closed = True
+
+
+class Nothing:
+    """No requests."""
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(())
+
+    def close(self) -> None:
+        """End the iteration, which has no beginning."""
+
+
+class Serving:
+    """The requests of another source, and then the wait for `close`.
+
+    Args:
+        source: the other source.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._closed = threading.Event()
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from self._source
+        self._closed.wait()
+
+    def close(self) -> None:
+        """End the iteration."""
+        self._closed.set()
+        self._source.close()
+
+
+def open_source(argument: str | None, config: PipelineConfig, *, serve: bool) -> Source:
+    """Open what there is to run.
+
+    Args:
+        argument: the command line's `--input`, or None.
+        config: names the input otherwise.
+        serve: whether to stay when the input is done.
+
+    Raises:
+        InputError: there is nothing, or it cannot be opened.
+    """
+    source = _open(argument, config, serve=serve)
+    return Serving(source) if serve else source
+
+
+def _open(argument: str | None, config: PipelineConfig, *, serve: bool) -> Source:
+    if argument == STANDARD_INPUT:
+        return JsonLines(0, "standard input", owned=False)
+    if argument is not None:
+        return _open_lines(argument, "--input")
+    if config.input is not None and config.input.jsonl is not None:
+        return _open_lines(config.input.jsonl, "the config's input.jsonl")
+    if config.input is not None and config.input.glob is not None:
+        return _find_files(config.input.glob)
+    if serve:
+        return Nothing()
+    raise InputError(
+        "there is nothing to run: use --input FILE.jsonl, --input - for standard input, or 'input' in the config; "
+        "or --serve to run without"
+    )
+
+
+def _open_lines(path: str, where: str) -> JsonLines:
+    name = f"{where} {path!r}"
+    try:
+        # Non-blocking, so that the opening of a FIFO does not wait for a writer; `poll` does.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        raise InputError(f"{name}: cannot be opened ({reason})") from exc
+    if stat.S_ISDIR(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise InputError(f"{name}: is a directory, wanted a file of JSON lines")
+    return JsonLines(fd, name, owned=True)
+
+
+def _find_files(pattern: str) -> Files:
+    paths = [path for path in glob.glob(pattern, recursive=True) if Path(path).is_file()]  # noqa: PTH207 (absolute)
+    if not paths:
+        raise InputError(f"the config's input.glob {pattern!r} matches no file")
+    return Files(paths)
+
+
+def _file_request(name: str, path: str) -> Request:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        shown = name.encode("utf-8", "backslashreplace").decode()
+        return Request(shown, error="its file name is not UTF-8")
+    return Request(name, {"path": path})

@@ -1,0 +1,96 @@
+"""The outbox: messages that wait to be sent, and the ROUTER they leave by.
+
+A single request is sent at once by the thread that submits it. In a burst, what comes right behind is gathered, and
+the thread that polls sends it in one message for each stage: many small messages cost more than their bytes. Used
+under the switchboard's lock only.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from stage.protocol import Abort, Add, ToStage, Utility, header_encoder
+from stage.sockets import Socket, send_message
+from supervisor.log import log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stage.codec import Payload
+    from supervisor.ledger import StageNode
+
+BURST_S = 50e-6
+"""Messages that follow each other faster than this are a burst."""
+
+MAX_GATHERED = 64
+"""Messages that wait at most, so that the stages have work while a long burst is being submitted."""
+
+
+class Outbox:
+    """Gather and send.
+
+    Args:
+        router: the socket that reaches every stage.
+    """
+
+    def __init__(self, router: Socket) -> None:
+        self._router = router
+        self.wake: Callable[[], None] | None = None
+        """Makes the thread that polls come back."""
+        self._waiting: dict[bytes, tuple[list[ToStage], list[Any]]] = {}
+        self._count = 0
+        self._sent_at = 0.0
+        self.attended = False
+        """A thread has the turn, and flushes before it polls."""
+        self.asleep = False
+        """That thread polls, and has not been woken since."""
+
+    def add(self, node: StageNode, engine_id: str, payload: Payload) -> None:
+        """Put a request in."""
+        self._put(node.key, Add(engine_id, payload.body, len(payload.frames)), payload.frames)
+
+    def abort(self, node: StageNode, engine_ids: list[str]) -> None:
+        """Put an abort in."""
+        self._put(node.key, Abort(engine_ids), ())
+
+    def utility(self, key: bytes, call_id: int, name: str, payload: Payload) -> None:
+        """Put a utility call in."""
+        self._put(key, Utility(call_id, name, payload.body, len(payload.frames)), payload.frames)
+
+    def dispatch(self) -> None:
+        """Send what was put in, or leave it to the thread that polls."""
+        if not self.attended or self._count >= MAX_GATHERED or monotonic() - self._sent_at > BURST_S:
+            self.flush()
+        else:
+            self.ring()
+
+    def ring(self) -> None:
+        """Make the thread that polls look again, at what waits here or at what it waits for."""
+        if self.asleep and self.wake is not None:
+            self.asleep = False
+            self.wake()
+
+    def flush(self) -> None:
+        """Send everything."""
+        if not self._count:
+            return
+        waiting, self._waiting, self._count = self._waiting, {}, 0
+        for key, (messages, frames) in waiting.items():
+            try:
+                send_message(self._router, header_encoder.encode(messages), frames, to=key)
+            except zmq.ZMQError as exc:
+                # The stage is dead, which its sentinel tells: its requests fail then.
+                log.debug("message_unsent", to=key.decode(), reason=str(exc))
+        self._sent_at = monotonic()
+
+    def _put(self, key: bytes, message: ToStage, frames: Any) -> None:
+        self._count += 1
+        batch = self._waiting.get(key)
+        if batch is None:
+            self._waiting[key] = ([message], list(frames))
+        else:
+            batch[0].append(message)
+            batch[1].extend(frames)
