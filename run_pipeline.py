@@ -12,11 +12,11 @@ import sys
 # Not imported from `typing`, which takes longer than all of the above; type checkers know the name.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from types import FrameType
 
 
-class Interrupted(BaseException):  # noqa: N818 (like KeyboardInterrupt)
+class Interrupted(BaseException):
     """A signal ends what is waited for; raised only where a `Stop` was told to raise it."""
 
 
@@ -92,11 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0 every request finished; 1 some request failed, the stages lived; 2 bad usage, config or
         input; 3 a stage died or did not start; 128+n ended by signal n; 141 the reader of standard output has gone.
     """
+    _open_missing_streams()
     stop = Stop()
     stop.install()
-    for fd in _missing_streams():
-        # Otherwise the next file that is opened takes the place of standard input, output or error.
-        os.dup2(os.open(os.devnull, os.O_RDWR), fd)
     try:
         from supervisor.command import execute  # noqa: PLC0415 (after the handlers)
 
@@ -107,12 +105,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _missing_streams() -> Iterator[int]:
+def _open_missing_streams() -> None:
+    """Let no other file take the place of a standard stream that was closed when we started."""
     for fd in range(3):
         try:
             os.fstat(fd)
         except OSError:
-            yield fd
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ MAX_BATCH = 256
 READY_STEP_S = 0.5
 
 _log = logging.getLogger(__name__)
+_LAST_WORDS = ("shutdown", "fatal")
 _NO_BODY = msgspec.Raw(b"\xc0")
 
 
@@ -119,9 +120,9 @@ def run_input(
         socket.send(b"")
         ready.set()
         while True:
-            header, *frames = receive_frames(socket)
+            frames = receive_frames(socket)
             try:
-                messages = to_stage_decoder.decode(header.buffer)
+                messages = to_stage_decoder.decode(frames[0].buffer)
             except msgspec.DecodeError as exc:
                 _log.warning("dropped a message that is none of ours: %s", exc)
                 continue
@@ -134,13 +135,15 @@ def _queue_messages(
     input_queue: SimpleQueue[Message],
     output_queue: SimpleQueue[Emit],
 ) -> None:
-    at = 0
+    at = 1
     for message in messages:
         if isinstance(message, Abort):
             input_queue.put(("ABORT", message.request_ids))
             continue
-        own = [frame.buffer for frame in frames[at : at + message.frames]]
-        at += message.frames
+        own: Sequence[Any] = ()
+        if message.frames:
+            own = [frame.buffer for frame in frames[at : at + message.frames]]
+            at += message.frames
         try:
             data = decode(message.body, own)
         except Exception as exc:
@@ -163,10 +166,14 @@ def run_output(
     address: str,
     output_queue: SimpleQueue[Emit],
     input_queue: SimpleQueue[Message],
+    before_fatal: Callable[[], None],
     flush_timeout_s: float,
     ready: threading.Event,
 ) -> None:
-    """Send what the busy loop emits, all that is at hand in one message, up to its last word."""
+    """Send what the busy loop emits, all that is at hand in one message, up to its last word.
+
+    `before_fatal` is called before a `fatal` leaves: who reads it may look into the black box at once.
+    """
     socket = open_socket(context, zmq.PUSH, connect=address)
     try:
         ready.set()
@@ -175,7 +182,9 @@ def run_output(
             batch = [output_queue.get()]
             while len(batch) < MAX_BATCH and not output_queue.empty():
                 batch.append(output_queue.get_nowait())
-            last = batch[-1][0] in {"shutdown", "fatal"}
+            last = batch[-1][0] in _LAST_WORDS
+            if batch[-1][0] == "fatal":
+                before_fatal()
             header, frames = encode_batch(batch, input_queue)
             if header:
                 send_message(socket, header_encoder.encode(header), frames)

@@ -7,11 +7,12 @@ the opposite order, on every way out: the last messages leave, then the engine s
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -33,6 +34,8 @@ from stage.recorded_engine import RecordedEngine
 from stage.stop_signals import StopSignals
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stage.sockets import Context
 
 InputQueue: TypeAlias = "SimpleQueue[tuple[str, Any]]"
@@ -72,6 +75,10 @@ def run_stage(boot: Boot) -> None:
     # A group of its own: the terminal's SIGINT does not come here, and one killpg reaches all that the engine starts.
     # Not a session: the kernel schedules sessions against each other, which costs a fifth of a round trip.
     os.setpgid(0, 0)
+    with suppress(OSError):
+        # Same share of the processors, but a thread that wakes does not push the running one aside, only to wait for
+        # the interpreter lock that this one holds: half the context switches of a round trip were such.
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     _redirect_output(boot.log)
     box = BlackBox(Path(boot.black_box))
     signals = StopSignals(box)
@@ -120,13 +127,17 @@ def _serve(boot: Boot, box: BlackBox, signals: StopSignals) -> bool:
             box.enter("io")
             input_queue: InputQueue = SimpleQueue()
             output_queue: OutputQueue = SimpleQueue()
-            loop = _make_loop(RecordedEngine(engine, box, init.injection), input_queue, output_queue, box)
+            loop = BusyLoop(RecordedEngine(engine, box, init.injection), input_queue, output_queue.put)
             signals.hand_over(loop)
             ending.callback(_flush, output_queue, threads, init.flush_timeout_s)
-            _start_threads(boot, init, context, box, input_queue, output_queue, threads)
+            record_fatal = partial(_record_fatal, box, loop)
+            _start_threads(boot, init, context, box, input_queue, output_queue, record_fatal, threads)
         if init.injection is not None:
             arm(init.injection, partial(_fail, input_queue))
+        # What is loaded by now stays: the collector need not walk through it again and again.
+        gc.freeze()
         loop.run()
+        record_fatal()
         box.enter("stopping")
     if loop.error is not None:
         traceback.print_exception(loop.error)
@@ -162,17 +173,6 @@ def _shut_down(engine: Any, box: BlackBox) -> None:
         raise
 
 
-def _make_loop(engine: RecordedEngine, input_queue: InputQueue, output_queue: OutputQueue, box: BlackBox) -> BusyLoop:
-    def emit(item: Emit) -> None:
-        if item[0] == "fatal" and loop.error is not None:
-            # Before it is said: who reads the message may look into the box at once.
-            box.record_error("fatal", loop.error)
-        output_queue.put(item)
-
-    loop = BusyLoop(engine, input_queue, emit)
-    return loop
-
-
 def _start_threads(
     boot: Boot,
     init: Init,
@@ -180,6 +180,7 @@ def _start_threads(
     box: BlackBox,
     input_queue: InputQueue,
     output_queue: OutputQueue,
+    record_fatal: Callable[[], None],
     threads: list[IOThread],
 ) -> None:
     def on_death(name: str, exc: BaseException) -> None:
@@ -188,11 +189,18 @@ def _start_threads(
 
     name = f"{boot.stage}/{boot.replica}"
     take = partial(run_input, context, init.input_address, name.encode(), input_queue, output_queue)
-    give = partial(run_output, context, init.output_address, output_queue, input_queue, init.flush_timeout_s)
+    give = partial(
+        run_output, context, init.output_address, output_queue, input_queue, record_fatal, init.flush_timeout_s
+    )
     for kind, body in (("input", take), ("output", give)):
         thread = IOThread(kind, fit_name(name, f"-{kind}"), body, partial(on_death, kind))
         threads.append(thread)
         thread.start()
+
+
+def _record_fatal(box: BlackBox, loop: BusyLoop) -> None:
+    if loop.error is not None:
+        box.record_error("fatal", loop.error)
 
 
 def _fail(input_queue: InputQueue, reason: str) -> None:

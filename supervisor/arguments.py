@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +17,8 @@ if TYPE_CHECKING:
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _INJECT_FORM = "STAGE[/REPLICA]:ACTION@WHEN"
-_INJECT = re.compile(r"(?P<stage>[^/:@]+)(/(?P<replica>\d+))?:(?P<action>[^:@]+)@(?P<when>[^@]+)")
+_INJECT = re.compile(r"(?P<stage>[^/:@]+)(/(?P<replica>[0-9]{1,6}))?:(?P<action>[^:@]+)@(?P<when>[^@]+)")
+_WHEN = re.compile(r"step=0*(?P<step>[1-9][0-9]{0,15})|(?P<seconds>[0-9]{1,8}(\.[0-9]*)?|\.[0-9]+)s")
 _EXIT_STATUS = """\
 exit status:
   0      every request finished
@@ -105,20 +105,14 @@ def _parse_injection(text: str, replicas: dict[str, int]) -> tuple[str, Injectio
 
 
 def _parse_when(text: str, action: str, when: str) -> Injection:
-    number = when.removeprefix("step=")
-    if number != when:
-        if number.isdecimal() and int(number) >= 1:
-            return Injection(action, step=int(number))
-    elif when.endswith("s"):
-        try:
-            seconds = float(when[:-1])
-        except ValueError:
-            seconds = math.nan
-        if 0 <= seconds < math.inf:
-            return Injection(action, after_s=seconds)
-    raise UsageError(
-        f"--inject {text!r}: WHEN is seconds after READY, as 2s or 0.5s, or step=N from 1 on, not {when!r}"
-    )
+    found = _WHEN.fullmatch(when)
+    if found is None:
+        raise UsageError(
+            f"--inject {text!r}: WHEN is seconds after READY, as 2s or 0.5s, or step=N from 1 on, not {when!r}"
+        )
+    if found["step"] is not None:
+        return Injection(action, step=int(found["step"]))
+    return Injection(action, after_s=float(found["seconds"]))
 
 
 def _choices(replicas: dict[str, int]) -> str:

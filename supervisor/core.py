@@ -56,6 +56,7 @@ class Core:
         self.manager = StageProcManager(config)
         self._closing = threading.Lock()
         self._closed = False
+        self._stops = 0
         self._owner_pid = os.getpid()
         try:
             self._transport = Transport(self.manager)
@@ -123,7 +124,8 @@ class Core:
 
     def _stop(self, times: int) -> None:
         self.switchboard.close("the pipeline was asked to stop")
-        if times > 1:
+        self._stops += times
+        if self._stops > 1:
             self.manager.hurry()
 
     def _lose_message(self) -> None:

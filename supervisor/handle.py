@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stage.codec import Payload
     from supervisor.ledger import OutcomeName
     from supervisor.switchboard import Switchboard
-    from supervisor.turns import Turns
+    from supervisor.turns import Token, Turns
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -59,9 +59,11 @@ class Handle(Request, Waitable):
     `Pipeline.submit` makes it. It may be used from any thread, and after the pipeline has closed.
     """
 
+    __slots__ = ("_pieces", "_switchboard", "_turns", "tokens")
+
     def __init__(self, request_id: str, switchboard: Switchboard, turns: Turns) -> None:
         Request.__init__(self, request_id)
-        Waitable.__init__(self)
+        self.tokens: tuple[Token, ...] = ()
         self._switchboard = switchboard
         self._turns = turns
         self._pieces: list[tuple[str, list[int], Payload]] = []
@@ -69,11 +71,13 @@ class Handle(Request, Waitable):
     def deliver(self, stage: str, part: list[int], payload: Payload) -> None:
         """Take a result; called by the ledger."""
         self._pieces.append((stage, part, payload))
-        self.wake()
+        if self.tokens:
+            self.wake()
 
     def end(self) -> None:
         """Take the outcome; called by the ledger."""
-        self.wake()
+        if self.tokens:
+            self.wake()
 
     def abort(self) -> None:
         """End the request as aborted; nothing happens if it has ended."""

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from supervisor.handle import Outcome, Result
 from supervisor.run import Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from supervisor.handle import Outcome, Result
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """A longer line is not held in memory: it is skipped, and its request fails."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stage.codec import Payload
     from supervisor.ledger import StageNode
 
-BURST_S = 50e-6
+BURST_S = 500e-6
 """Messages that follow each other faster than this are a burst."""
 
 MAX_GATHERED = 64
@@ -43,10 +43,8 @@ class Outbox:
         self._waiting: dict[bytes, tuple[list[ToStage], list[Any]]] = {}
         self._count = 0
         self._sent_at = 0.0
-        self.attended = False
-        """A thread has the turn, and flushes before it polls."""
         self.asleep = False
-        """That thread polls, and has not been woken since."""
+        """A thread polls, and has not been woken since; it flushes before it polls again."""
 
     def add(self, node: StageNode, engine_id: str, payload: Payload) -> None:
         """Put a request in."""
@@ -61,8 +59,8 @@ class Outbox:
         self._put(key, Utility(call_id, name, payload.body, len(payload.frames)), payload.frames)
 
     def dispatch(self) -> None:
-        """Send what was put in, or leave it to the thread that polls."""
-        if not self.attended or self._count >= MAX_GATHERED or monotonic() - self._sent_at > BURST_S:
+        """Send what was put in, unless it is part of a burst: then whoever polls next sends it."""
+        if self._count >= MAX_GATHERED or monotonic() - self._sent_at > BURST_S:
             self.flush()
         else:
             self.ring()

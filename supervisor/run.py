@@ -52,15 +52,14 @@ class _RunRequest(ledger.Request):
 
     def end(self) -> None:
         assert self.outcome is not None  # noqa: S101 (set before a request is told)
-        self._run.alive.discard(self)
-        self._run.put(Outcome(self.id, self.outcome, self.error))
+        self._run.put_end(self, Outcome(self.id, self.outcome, self.error))
 
 
 class _Run(Waitable):
     """All requests of one run, and what they produce. What it holds changes under the switchboard's lock."""
 
     def __init__(self, core: Core) -> None:
-        super().__init__()
+        self.tokens = ()
         self._core = core
         self._switchboard = core.switchboard
         self._events: deque[tuple[str, str, list[int], Payload] | Outcome] = deque()
@@ -68,10 +67,18 @@ class _Run(Waitable):
         self._fed = False
         self._left = False
         self._error: BaseException | None = None
+        with self._switchboard.lock:
+            self._switchboard.runs.append(self)
 
-    def put(self, event: tuple[str, str, list[int], Payload] | Outcome) -> None:
-        """Take a result or an outcome."""
+    def put(self, event: tuple[str, str, list[int], Payload]) -> None:
+        """Take a result."""
         self._events.append(event)
+        self.wake()
+
+    def put_end(self, request: _RunRequest, outcome: Outcome) -> None:
+        """Take an outcome; it is there before the request is gone, since the reader looks without the lock."""
+        self._events.append(outcome)
+        self.alive.discard(request)
         self.wake()
 
     def feed(self, requests: Iterable[Request]) -> None:
@@ -101,6 +108,8 @@ class _Run(Waitable):
                 self.alive.discard(accepted)
                 return False
             else:
+                if self._left:
+                    self._switchboard.abort(accepted)
                 return True
             self.alive.discard(accepted)
         self._tell(Outcome(request.id or "", "failed", error))
@@ -138,6 +147,8 @@ class _Run(Waitable):
     def leave(self) -> None:
         """Abort what is left: nobody reads its results."""
         self._left = True
+        with self._switchboard.lock:
+            self._switchboard.runs.remove(self)
         for request in list(self.alive):
             self._switchboard.abort(request)
 

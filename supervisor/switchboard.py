@@ -35,13 +35,20 @@ class Call(Waitable):
     """A utility call that waits for its answer."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.tokens = ()
         self.answer: Payload | None = None
         self.error: str | None = None
 
     def answered(self) -> bool:
         """True once there is an answer or an error."""
         return self.answer is not None or self.error is not None
+
+
+class Slots(Waitable):
+    """What a caller waits for while `max_in_flight` requests are under way."""
+
+    def __init__(self) -> None:
+        self.tokens = ()
 
 
 class Switchboard:
@@ -55,8 +62,10 @@ class Switchboard:
     def __init__(self, config: PipelineConfig, outbox: Outbox) -> None:
         self.lock = threading.Lock()
         self.outbox = outbox
-        self.slots = Waitable()
+        self.slots = Slots()
         """Changes whenever a request ends."""
+        self.runs: list[Waitable] = []
+        """Woken when nothing is accepted any more: a run without requests under way would not notice."""
         self.died: StageDeathReport | None = None
         self.last_words: dict[str, str] = {}
         """The error text of each `fatal` message, by `stage/replica`."""
@@ -92,7 +101,7 @@ class Switchboard:
             ValueError: a request of this id is alive.
         """
         with self.lock:
-            if not self.has_slot() or self._refusal is not None:
+            if self._refusal is not None or len(self._ledger) >= self._max_in_flight:
                 return False
             if not request.id:
                 request.id = self._free_id()
@@ -209,5 +218,7 @@ class Switchboard:
             call.wake()
         self._calls.clear()
         self.slots.wake()
+        for run in self.runs:
+            run.wake()
         self.outbox.flush()
         self.outbox.ring()

@@ -22,27 +22,31 @@ if TYPE_CHECKING:
 LEASE_S = 0.001
 """How long the background thread leaves the turn to callers: also how long an output may lie when they are gone."""
 
+VISIT_S = 0.0002
+"""A caller whose result lies ready polls in passing if nobody has for this long."""
+
 Token: TypeAlias = "SimpleQueue[None]"  # noqa: S105 (no secret: a thing to wait on)
 
 
 class Waitable:
     """Something that a thread can wait for: whoever changes it calls `wake`, under the switchboard's lock."""
 
-    def __init__(self) -> None:
-        self._tokens: tuple[Token, ...] = ()
+    __slots__ = ()
+
+    tokens: tuple[Token, ...]  # a subclass has it, as a slot or not, and begins with `()`
 
     def wake(self) -> None:
         """Let every thread that waits look again."""
-        for token in self._tokens:
+        for token in self.tokens:
             token.put(None)
 
     def watch(self, token: Token) -> None:
         """Put something into `token` at each change."""
-        self._tokens = (*self._tokens, token)
+        self.tokens = (*self.tokens, token)  # type: ignore[misc]
 
     def unwatch(self, token: Token) -> None:
         """Undo `watch`."""
-        self._tokens = tuple(other for other in self._tokens if other is not token)
+        self.tokens = tuple(other for other in self.tokens if other is not token)  # type: ignore[misc]
 
 
 class Turns:
@@ -64,21 +68,36 @@ class Turns:
         self._background_leads = False
         self._asked = False
         self._taken = 0
+        self._polled_at = 0.0
         self._away = threading.Event()
         self.over = False
         """A process is dying, or the pipeline closes: from now on only the background thread may poll."""
 
     def wait(self, thing: Waitable, ready: Callable[[], bool], deadline: float | None = None) -> bool:
         """Wait until `ready()`; False if the deadline, on the monotonic clock, came first."""
-        while not ready():
-            if deadline is not None and time.monotonic() >= deadline:
-                return False
+        if ready():
+            self._visit()
+            return True
+        while True:
             if self._take() or self._follow(thing, ready, deadline):
                 try:
                     self._lead(ready, deadline)
                 finally:
                     self._leave()
-        return True
+            if ready():
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+
+    def _visit(self) -> None:
+        """Poll in passing, if nobody has for a while: who collects results that lie ready must not hold up the rest."""
+        if self._background_leads:
+            self._asked = True
+        elif time.monotonic() - self._polled_at > VISIT_S and self._take():
+            try:
+                self._poll(0)
+            finally:
+                self._leave()
 
     def end(self) -> None:
         """Make `run_background` return, once whoever polls has noticed."""
@@ -93,8 +112,7 @@ class Turns:
             self._background_leads = True
             # Who became a follower before it could see that we lead has not asked us.
             while not (self.over or self._asked or self._followers):
-                if self._poll(None):
-                    self.over = True
+                self._poll(None)
             self._background_leads = self._asked = False
             if self.over:
                 return
@@ -107,6 +125,8 @@ class Turns:
         while seen != self._taken and not self.over:
             seen = self._taken
             self._away.wait(LEASE_S)
+            with self._lock:
+                self._outbox.flush()
 
     def _take(self) -> bool:
         if self.over or not self._turn.acquire(blocking=False):
@@ -119,22 +139,21 @@ class Turns:
             timeout_s = None if deadline is None else deadline - time.monotonic()
             if timeout_s is not None and timeout_s <= 0:
                 return
-            if self._poll(timeout_s):
-                self.over = True
-                self._away.set()
+            self._poll(timeout_s)
 
-    def _poll(self, timeout_s: float | None) -> bool:
+    def _poll(self, timeout_s: float | None) -> None:
         with self._lock:
             self._outbox.flush()
-            self._outbox.attended = self._outbox.asleep = True
-        dying = self._monitor.poll(timeout_s)
+            self._outbox.asleep = True
+        if self._monitor.poll(timeout_s):
+            self.over = True
+            self._away.set()
         self._outbox.asleep = False
-        return dying
+        self._polled_at = time.monotonic()
 
     def _leave(self) -> None:
         with self._lock:
             self._outbox.flush()
-            self._outbox.attended = False
             followers = self._followers[:1]
         self._turn.release()
         for token in followers:

@@ -152,3 +152,9 @@ def ended(thread: threading.Thread) -> bool:
     """Wait for the end of a thread."""
     thread.join(HANG_S)
     return not thread.is_alive()
+
+
+def is_asleep(thread: threading.Thread) -> bool:
+    """True if the thread waits for something at this moment."""
+    stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0] == "S"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from harness import HANG_S, data_of, ended, in_thread, pipeline_config, stage
 
-from supervisor import Outcome, Pipeline, Request, RequestAbortedError, Result
+from supervisor import Pipeline, RequestAbortedError, Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,24 +130,6 @@ def test_leaving_the_block_aborts(pipeline: Pipeline) -> None:
     pipeline.close()
     with pytest.raises(RequestAbortedError):
         handle.result(HANG_S)
-
-
-def test_nothing_after_the_outcome_in_run(pipeline: Pipeline) -> None:
-    """In `run`, an aborted request's outcome is its last event."""
-    events = []
-    requests = [Request("r1", ["a", "b"]), Request("r2", ["c", "d"])]
-    permit(pipeline, 1)
-    for event in pipeline.run(requests):
-        events.append(event)
-        if event == Outcome("r1", "aborted", None):
-            permit(pipeline, 10)
-        elif len(events) == 1:
-            request = pipeline._core.switchboard._ledger.find("r1")
-            assert request is not None
-            pipeline._core.switchboard.abort(request)
-    last = {event.id: event for event in events}
-    assert {"r1": Outcome("r1", "aborted", None), "r2": Outcome("r2", "finished", None)} == last
-    assert 1 == sum(event.id == "r1" and isinstance(event, Outcome) for event in events)
 
 
 @pytest.mark.parametrize("timeout_s", [0, 0.05])

@@ -151,7 +151,6 @@ def test_utility_past_its_time() -> None:
             with pytest.raises(TimeoutError, match="'only/0'.*'echo'.*timeout_s"):
                 pipeline.utility("only", "echo", (f"late {number}",), timeout_s=0)
         assert ["in time"] == pipeline.utility("only", "echo", ("in time",), timeout_s=HANG_S)
-        assert {} == pipeline._core.switchboard._calls
 
 
 @pytest.mark.parametrize(("name", "replica"), [("onyl", 0), ("only", 1), ("only", -1)])
