@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 import traceback
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -43,7 +44,7 @@ Emit: TypeAlias = tuple[Any, ...]
 OutputQueue: TypeAlias = "SimpleQueue[Emit]"
 
 _ENGINE_METHODS = ("has_work", "add", "abort", "step", "utility")
-_JOIN_S = 1.0
+_CLOSE_S = 2.0
 
 
 class Boot(NamedTuple):
@@ -118,7 +119,7 @@ def _serve(boot: Boot, box: BlackBox, signals: StopSignals) -> bool:
     context: Context = zmq.Context()
     threads: list[IOThread] = []
     with ExitStack() as ending:
-        ending.callback(_close_sockets, context, threads)
+        ending.callback(_close_sockets, context, _CLOSE_S)
         hello = Hello(boot.stage, boot.replica, os.getpid())
         with handshake(context, boot.handshake_address, hello, box) as init:
             _apply_settings(init)
@@ -215,10 +216,9 @@ def _flush(output_queue: OutputQueue, threads: list[IOThread], timeout_s: float)
         thread.join(timeout_s)
 
 
-def _close_sockets(context: Context, threads: list[IOThread]) -> None:
-    """End the input thread and close the context."""
-    context.shutdown()  # type: ignore[operator]  # an untyped attribute of the backend
-    ended = [thread.join(_JOIN_S) for thread in threads]
-    if all(ended):
-        context.term()
-    # Otherwise a thread keeps its socket open, and `term` would wait for it for ever: the process's end closes it.
+def _close_sockets(context: Context, timeout_s: float) -> None:
+    """Close the context: that ends the input thread, and waits until the last messages have left."""
+    # On a thread, since `term` waits for ever for a socket that is not closed: the end of the process closes it then.
+    closing = threading.Thread(target=context.term, name="closing", daemon=True)
+    closing.start()
+    closing.join(timeout_s)

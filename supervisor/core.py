@@ -82,7 +82,10 @@ class Core:
         self.turns = Turns(self._monitor, self.switchboard.outbox, self.switchboard.lock)
         undertaker = Undertaker(self.manager, self._monitor, self.switchboard, reporter)
         self._thread = threading.Thread(
-            target=_watch, args=(self.turns, self._monitor, undertaker), name="pipeline-watch", daemon=True
+            target=_watch,
+            args=(self.turns, self._monitor, self.switchboard, undertaker),
+            name="pipeline-watch",
+            daemon=True,
         )
         self._thread.start()
 
@@ -132,7 +135,13 @@ class Core:
         self.switchboard.close("a message was lost, since an interrupt came while it was handled")
 
 
-def _watch(turns: Turns, monitor: Monitor, undertaker: Undertaker) -> None:
-    turns.run_background()
-    if monitor.dying:
-        undertaker.bury()
+def _watch(turns: Turns, monitor: Monitor, switchboard: Switchboard, undertaker: Undertaker) -> None:
+    try:
+        turns.run_background()
+        if monitor.dying:
+            undertaker.bury()
+    except BaseException:
+        # A fault of ours: nobody may be left waiting for results that cannot come any more.
+        log.exception("pipeline_failed")
+        switchboard.close("the supervisor has failed, see its log")
+        raise

@@ -14,14 +14,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from stage.black_box import read_black_box
+import msgspec
+
+from stage.black_box import BlackBoxRecord, read_black_box
 from supervisor.lifecycle import Event, State, advance
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
     from pathlib import Path
 
-    from stage.black_box import BlackBoxRecord
+_UNKNOWN_STATUS = 255
 
 
 @dataclass(eq=False)
@@ -84,13 +86,22 @@ class StageProc:
         self._kill_group()
 
     def read_box(self) -> BlackBoxRecord:
-        """What its black box tells."""
-        return read_black_box(self.box)
+        """What its black box tells, or as much as is known without it."""
+        try:
+            return read_black_box(self.box)
+        except (OSError, ValueError, IndexError, msgspec.MsgspecError):
+            # Somebody has removed or overwritten the file: that must not hide the death.
+            phase = "ready" if self.state in {State.READY, State.STOPPING} else "spawned"
+            return BlackBoxRecord(phase, 0, 0, 0, None)
 
     def release(self) -> None:
         """Give its file descriptors back; it must have ended, and nothing may poll them any more."""
         os.close(self.pidfd)
-        with suppress(ValueError):  # reaped by somebody else: multiprocessing takes it for alive
+        try:
+            self.process.close()
+        except ValueError:
+            # Reaped by somebody else: multiprocessing takes it for alive for ever, unless it is told.
+            self.process._popen.returncode = _UNKNOWN_STATUS  # type: ignore[attr-defined]  # noqa: SLF001
             self.process.close()
 
     def _signal(self, signum: int) -> None:

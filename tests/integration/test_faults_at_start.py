@@ -169,7 +169,7 @@ def test_stage_that_never_answers(events: Events, phase: str) -> None:
 @pytest.mark.parametrize("phase", ["init", "io"])
 def test_engine_that_is_never_ready(events: Events, phase: str) -> None:
     """An engine that blocks is killed at the deadline, and its siblings, which were ready, go with it."""
-    report = report_of(events, stage("before"), fault(phase, "block"), stage("after"), startup_timeout_s=2)
+    report = report_of(events, stage("before"), fault(phase, "block"), stage("after"), startup_timeout_s=3)
     assert ("faulty", phase, "startup_timeout", -9) == (report.stage, report.phase, report.cause, report.exit_code)
     assert "startup_timeout_s" in report.render()
     assert {"before", "after"} == {event["stage"] for event in events.of("stage_ready")}
@@ -178,7 +178,7 @@ def test_engine_that_is_never_ready(events: Events, phase: str) -> None:
 def test_import_that_never_ends(events: Events) -> None:
     """An engine's module that blocks is reported as in import."""
     blocking = stage("only", "fault_on_import:FaultEngine", env={"FAULT": "block"})
-    report = report_of(events, blocking, startup_timeout_s=1)
+    report = report_of(events, blocking, startup_timeout_s=3)
     assert ("import", "startup_timeout") == (report.phase, report.cause)
 
 
