@@ -80,6 +80,11 @@ class BlackBox:
         """The phase that was entered last."""
         return PHASES[self._cells[_PHASE]]
 
+    @property
+    def has_error(self) -> bool:
+        """True once an error has been recorded."""
+        return bool(self._cells[_ERROR_SIZE])
+
     def enter(self, phase: str) -> None:
         """Record that a phase begins."""
         self._cells[_PHASE] = PHASES.index(phase)
@@ -101,7 +106,7 @@ class BlackBox:
         """Record `exc` unless an earlier error stands here: the first failure is the cause."""
         kind = type(exc)
         record = ErrorRecord(cause, self.phase, _qualified_name(kind), safe_str(exc), traceback_text(exc))
-        if not self._cells[_ERROR_SIZE]:
+        if not self.has_error:
             text = msgspec.msgpack.encode(record)
             self._map[_HEADER_SIZE : _HEADER_SIZE + len(text)] = text
             self._cells[_ERROR_SIZE] = len(text)

@@ -92,7 +92,9 @@ def run_stage(boot: Boot) -> None:
     except BootStopped:
         pass
     except BaseException:
-        traceback.print_exc()
+        if not box.has_error:
+            # Otherwise the report has it, and the log is left to what the engine printed.
+            traceback.print_exc()
         failed = True
     if os.getppid() != boot.parent_pid:
         # Orphaned: nobody else is left to end what the engine started.
@@ -140,8 +142,6 @@ def _serve(boot: Boot, box: BlackBox, signals: StopSignals) -> bool:
         loop.run()
         record_fatal()
         box.enter("stopping")
-    if loop.error is not None:
-        traceback.print_exception(loop.error)
     return loop.error is None
 
 

@@ -78,19 +78,11 @@ class StageDeathReport:
             lines.append(f"  caused by the death of {self.collateral_of}")
         if self.traceback:
             lines += ["  its traceback:", *_indent(self.traceback.rstrip().splitlines())]
-        if output := self._output_beyond_traceback():
-            lines += ["  its last output:", *_indent(output)]
+        if self.log_tail:
+            lines += ["  its last output:", *_indent(self.log_tail)]
         if self.log_path:
             lines.append(f"  log: {self.log_path}")
         return "\n".join(lines)
-
-    def _output_beyond_traceback(self) -> list[str]:
-        """The log's tail without the traceback at its end, which stands in the report already."""
-        tail, shown = list(self.log_tail), (self.traceback or "").rstrip().splitlines()
-        while tail and shown and tail[-1] == shown[-1]:
-            tail.pop()
-            shown.pop()
-        return tail
 
     def _what(self) -> str:
         match self.cause:

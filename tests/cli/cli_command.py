@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 import uuid
+from array import array
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
@@ -27,28 +31,34 @@ _MARK = "STAGE_SUPERVISOR_TEST"
 
 
 class Lines:
-    """The lines of a stream, read on a thread as they come.
+    """What a stream brings, read on a thread as it comes.
 
     Args:
-        stream: closed at its end.
+        fd: closed at its end.
     """
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.seen: list[bytes] = []
+    def __init__(self, fd: int) -> None:
+        self._content = bytearray()
         self._changed = threading.Condition()
         self._ended = False
-        self._thread = threading.Thread(target=self._read, args=(stream,), daemon=True)
+        self._thread = threading.Thread(target=self._read, args=(fd,), daemon=True)
         self._thread.start()
 
-    def _read(self, stream: IO[bytes]) -> None:
-        with stream, suppress(OSError):  # a terminal ends with EIO
-            for line in stream:
+    def _read(self, fd: int) -> None:
+        with suppress(OSError):  # a terminal ends with EIO
+            while chunk := os.read(fd, 65536):
                 with self._changed:
-                    self.seen.append(line)
+                    self._content += chunk
                     self._changed.notify_all()
+        os.close(fd)
         with self._changed:
             self._ended = True
             self._changed.notify_all()
+
+    @property
+    def seen(self) -> list[bytes]:
+        """The lines so far that have ended."""
+        return bytes(self._content).split(b"\n")[:-1]
 
     def wait(self, wanted: Callable[[bytes], bool]) -> bytes:
         """The first line that is wanted."""
@@ -61,6 +71,12 @@ class Lines:
             assert found(), f"it never came; there was only:\n{self.text()}"
             return found()[0]
 
+    def wait_text(self, text: str) -> None:
+        """Wait for a text that no newline may end."""
+        with self._changed:
+            self._changed.wait_for(lambda: text in self.text() or self._ended, HANG_S)
+            assert text in self.text()
+
     def join(self) -> None:
         """Wait for the end of the stream."""
         self._thread.join(HANG_S)
@@ -68,7 +84,7 @@ class Lines:
 
     def text(self) -> str:
         """Everything so far."""
-        return b"".join(self.seen).decode()
+        return self._content.decode("utf-8", "replace")
 
 
 class Command:
@@ -101,9 +117,10 @@ class Command:
             stderr=subprocess.PIPE if stderr is None else stderr,
             env={**os.environ, **(env or {}), _MARK: self._mark},
             cwd=HERE,  # where the engines are
+            process_group=0,
         )
-        self._out = None if self.process.stdout is None else Lines(self.process.stdout)
-        self._err = None if self.process.stderr is None else Lines(self.process.stderr)
+        self._out = _lines_of(self.process.stdout)
+        self._err = _lines_of(self.process.stderr)
         if stdin is not None:
             with suppress(BrokenPipeError):
                 self.send(stdin)
@@ -204,6 +221,13 @@ class Command:
         return not self.left()
 
 
+def _lines_of(stream: IO[bytes] | None) -> Lines | None:
+    if stream is None:
+        return None
+    with stream:
+        return Lines(os.dup(stream.fileno()))
+
+
 def _command_line(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
@@ -218,6 +242,17 @@ def write_config(directory: Path, *engines: str, **keys: Any) -> Path:
     # JSON is YAML.
     path.write_text(json.dumps({"startup_timeout_s": 30, "shutdown_timeout_s": 30, **keys, "stages": stages}))
     return path
+
+
+def wait_until_full(pipe: int) -> None:
+    """Wait until a pipe that nobody reads takes no more."""
+    capacity = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+    deadline = time.monotonic() + HANG_S
+    held = array("i", [0])
+    while held[0] <= capacity - select.PIPE_BUF:
+        assert time.monotonic() < deadline, f"it holds {held[0]} of {capacity} bytes only"
+        threading.Event().wait(0.005)
+        fcntl.ioctl(pipe, termios.FIONREAD, held)
 
 
 def lines(*requests: Any) -> bytes:

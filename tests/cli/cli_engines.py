@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+import os
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stage.engine import Output
@@ -46,9 +47,10 @@ class Hold(Echo):
 
 
 class Stubborn(Hold):
-    """Refuse to end."""
+    """Refuse to end, and say so on the FIFO that the environment names."""
 
     def shutdown(self) -> None:
+        Path(os.environ["ANNOUNCE"]).write_text("shutdown\n")
         threading.Event().wait()
 
 
@@ -100,6 +102,3 @@ class Flood(Echo):
 
     def step(self) -> list[Output]:
         return [Output(request_id, "x" * 1000, False) for request_id in self._waiting]
-
-
-print("cli_engines is imported", file=sys.stderr)

@@ -48,7 +48,6 @@ def test_a_stopped_stage_is_left_to_the_user(tmp_path: Path) -> None:
     arguments = ["--config", config, "--serve", "--log-format", "json", "--inject", "a:sigstop@0s"]
     with Command(*arguments) as command:
         pid = command.event("stage_ready")["pid"]
-        os.waitid  # noqa: B018
         command.event("pipeline_ready")
         command.process.send_signal(signal.SIGINT)
         assert command.finish() == 130
@@ -91,7 +90,7 @@ def test_an_exception_in_a_step(tmp_path: Path) -> None:
     stdin = lines({"id": "r", "data": 1})
     with Command("--config", write_config(tmp_path, "BadStep"), "--input", "-", stdin=stdin) as command:
         assert command.finish() == 3
-    assert command.err.text().count("raise ValueError(\"a step too far\")") == 1
+    assert command.err.text().count('raise ValueError("a step too far")') == 1
     assert command.outcomes() == {"r": "failed"}
 
 
@@ -118,13 +117,3 @@ def test_a_start_that_takes_too_long(tmp_path: Path) -> None:
     with Command("--config", write_config(tmp_path, "SlowInit", startup_timeout_s=1), "--serve") as command:
         assert command.finish() == 3
     assert "not ready in time (startup_timeout_s)" in command.err.text()
-
-
-def test_a_place_for_temporary_files_that_is_not_there(tmp_path: Path) -> None:
-    """What keeps the pipeline itself from starting is told in a line."""
-    missing = {"TMPDIR": str(tmp_path / "missing"), "PATH": os.environ["PATH"]}
-    with Command("--config", COUNTDOWN, env=missing) as command:
-        status = command.finish()
-    # Python falls back to other directories where it can.
-    assert status in {0, 3}
-    assert "Traceback" not in command.err.text()

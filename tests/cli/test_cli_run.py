@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 import psutil
@@ -187,13 +186,3 @@ def test_importing_the_command_changes_nothing() -> None:
     code = "import signal, run_pipeline; print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=HANG_S, check=True)
     assert done.stdout == b"True\n"
-
-
-def test_the_reader_of_a_pipe_sees_the_end_at_once() -> None:
-    """No process that outlives the command holds its standard output open."""
-    with Command("--config", COUNTDOWN) as command:
-        ended = threading.Event()
-        assert command.process.wait(HANG_S) == 0
-        command.out.join()
-        ended.set()
-        assert command.finish() == 0

@@ -7,10 +7,12 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
-from cli_command import COUNTDOWN, Command, lines, write_config
+from cli_command import COUNTDOWN, Command, lines, wait_until_full, write_config
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from harness import Announcements
 
 BOTH = pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 
@@ -66,30 +68,36 @@ def test_while_requests_are_under_way(tmp_path: Path, signum: signal.Signals) ->
 
 
 @BOTH
-def test_a_second_one_makes_the_stop_immediate(tmp_path: Path, signum: signal.Signals) -> None:
+def test_a_second_one_makes_the_stop_immediate(
+    tmp_path: Path, announcements: Announcements, signum: signal.Signals
+) -> None:
     """A stage that does not end in time is killed at once, not after shutdown_timeout_s."""
     config = write_config(tmp_path, "Stubborn", shutdown_timeout_s=1000)
-    stdin = lines({"id": "held", "data": "hold"})
-    with Command("--config", config, "--input", "-", "--log-format", "json", stdin=None) as command:
-        command.send(stdin)
-        command.event("pipeline_ready")
+    arguments = ["--config", config, "--input", "-", "--log-format", "json"]
+    with Command(*arguments, stdin=None, env={"ANNOUNCE": announcements.path}) as command:
+        command.send(lines({"id": "held", "data": "hold"}, {"id": "done", "data": 1}))
+        command.output(id="done", outcome="finished")
         command.process.send_signal(signum)
-        command.event("pipeline_ready")
-        command.output_or_end(id="held")
+        assert announcements.wait() == "shutdown"
         command.process.send_signal(signal.SIGINT)
         assert command.finish() == 128 + signum
     assert command.event("stage_killed")["stage"] == "a"
+    assert command.outcomes() == {"held": "aborted", "done": "finished"}
 
 
 @BOTH
-def test_two_while_a_stage_starts(tmp_path: Path, signum: signal.Signals) -> None:
+def test_a_second_one_while_a_stage_starts(
+    tmp_path: Path, announcements: Announcements, signum: signal.Signals
+) -> None:
     """During the handshake, too, the second signal makes the stop immediate."""
     config = write_config(tmp_path, "Stubborn", "SlowInit", shutdown_timeout_s=1000)
-    with Command("--config", config, "--serve", "--log-format", "json") as command:
+    arguments = ["--config", config, "--serve", "--log-format", "json"]
+    with Command(*arguments, env={"ANNOUNCE": announcements.path}) as command:
         command.event("stage_ready", stage="a")
         command.process.send_signal(signum)
+        assert announcements.wait() == "shutdown"
         command.process.send_signal(signal.SIGTERM)
-        assert command.finish() in {130, 143}
+        assert command.finish() == 128 + signum
 
 
 def test_a_hangup_ends_it_too() -> None:
@@ -124,38 +132,39 @@ def test_a_command_in_the_background_of_a_script_can_be_interrupted() -> None:
 def test_the_terminals_group_signal_reaches_no_stage(tmp_path: Path) -> None:
     """SIGINT to the whole process group, as the terminal sends it, is a clean stop, not a death."""
     config = write_config(tmp_path, "Hold")
-    launcher = ("setsid", "-w")
-    arguments = ["--config", config, "--input", "-", "--log-format", "json"]
-    with Command(*arguments, stdin=None, launcher=launcher) as command:
+    with Command("--config", config, "--input", "-", stdin=None) as command:
         command.send(lines({"id": "held", "data": "hold"}, {"id": "done", "data": 1}))
         command.output(id="done", outcome="finished")
-        os.killpg(os.getpgid(command.leader()), signal.SIGINT)
+        os.killpg(command.process.pid, signal.SIGINT)
         assert command.finish() == 130
     assert command.outcomes() == {"held": "aborted", "done": "finished"}
 
 
-def test_during_a_check(tmp_path: Path) -> None:
+def test_during_a_check(tmp_path: Path, announcements: Announcements) -> None:
     """--check does not wait for an import that takes for ever."""
-    (tmp_path / "slow_module.py").write_text("import os, threading\nos.mkfifo('here')\nthreading.Event().wait()\n")
+    (tmp_path / "slow_module.py").write_text(
+        f"import threading\nopen({announcements.path!r}, 'w').write('importing\\n')\nthreading.Event().wait()\n"
+    )
     config = tmp_path / "slow.yaml"
     config.write_text("stages: [{name: a, engine: 'slow_module:X'}]\n")
-    fifo = tmp_path / "said"
-    os.mkfifo(fifo)
-    (tmp_path / "slow_module.py").write_text(
-        f"import threading\nopen({str(fifo)!r}, 'w').close()\nthreading.Event().wait()\n"
-    )
     with Command("--config", config, "--check") as command:
-        fifo.read_bytes()
+        assert announcements.wait() == "importing"
         command.process.send_signal(signal.SIGINT)
         assert command.finish() == 130
+    assert command.err.text() == ""
 
 
-def test_while_the_output_waits_for_a_reader(tmp_path: Path) -> None:
-    """An --output that is a FIFO without a reader can be interrupted."""
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    (tmp_path / "yaml.py").write_text(WAITING_IMPORT)
-    with Command("--config", COUNTDOWN, "--output", fifo, env={"PYTHONPATH": str(tmp_path)}) as command:
-        command.event("importing")
+def test_a_stuck_reader_does_not_hold_it(tmp_path: Path) -> None:
+    """While a write waits for a reader, the first signal stops the stages and the second one gives the reader up."""
+    config = write_config(tmp_path, "Flood", max_in_flight=1)
+    reader, writer = os.pipe()
+    with (
+        open(reader, "rb"),
+        Command("--config", config, "--input", "-", "--log-format", "json", stdin=None, stdout=writer) as command,
+    ):
+        os.close(writer)
+        command.send(lines({"id": "endless", "data": 1}))
+        wait_until_full(reader)
         command.process.send_signal(signal.SIGINT)
+        command.process.send_signal(signal.SIGTERM)
         assert command.finish() == 130

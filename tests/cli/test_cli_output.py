@@ -1,0 +1,112 @@
+"""Standard output may be a pipe whose reader leaves, a full disk, or a terminal with a live line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from cli_command import COUNTDOWN, Command, Lines, lines, write_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ERASE = "\r\x1b[2K"
+
+
+def test_a_reader_who_leaves_while_results_come(tmp_path: Path) -> None:
+    """`| head -1` ends the command quietly, with status 141."""
+    reader, writer = os.pipe()
+    config = write_config(tmp_path, "Flood")
+    with Command("--config", config, "--input", "-", "--log-level", "error", stdin=None, stdout=writer) as command:
+        os.close(writer)
+        command.send(lines({"id": "endless", "data": 1}))
+        with open(reader, "rb") as stream:
+            assert json.loads(stream.readline())["id"] == "endless"
+        assert command.finish() == 141
+    assert command.err.text() == ""
+
+
+def test_a_reader_who_leaves_while_nothing_comes(tmp_path: Path) -> None:
+    """It is noticed although nothing is written."""
+    reader, writer = os.pipe()
+    config = write_config(tmp_path, "Hold")
+    with Command("--config", config, "--serve", "--log-format", "json", stdout=writer) as command:
+        os.close(writer)
+        command.event("pipeline_ready")
+        os.close(reader)
+        assert command.finish() == 141
+
+
+def test_a_reader_who_was_never_there(tmp_path: Path) -> None:
+    """A start that would take for ever ends as well."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    config = write_config(tmp_path, "SlowInit", shutdown_timeout_s=0.5)
+    with Command("--config", config, "--serve", stdout=writer) as command:
+        os.close(writer)
+        assert command.finish() == 141
+
+
+def test_a_full_disk() -> None:
+    """What cannot be written is told, with status 1."""
+    with Command("--config", COUNTDOWN, "--output", "/dev/full") as command:
+        assert command.finish() == 1
+    assert "error: cannot write results to --output '/dev/full': No space left on device" in command.err.text()
+
+
+def test_a_closed_standard_output() -> None:
+    """With standard output closed, results go nowhere, and no socket of ours takes its place."""
+    launcher = ("sh", "-c", 'exec "$@" >&-', "sh")
+    with Command("--config", COUNTDOWN, launcher=launcher) as command:
+        assert command.finish() == 0
+    assert command.out.text() == ""
+
+
+def test_nobody_reads_the_logs(tmp_path: Path) -> None:
+    """A closed pipe for standard error changes nothing about the results."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with Command("--config", COUNTDOWN, stderr=writer) as command:
+        os.close(writer)
+        assert command.finish() == 0
+    assert set(command.outcomes().values()) == {"finished"}
+
+
+def test_a_non_blocking_pipe(tmp_path: Path) -> None:
+    """A pipe that somebody has made non-blocking gets every line, whole."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    data = "x" * 300_000
+    stdin = lines(*({"id": str(number), "data": data} for number in range(3)))
+    config = write_config(tmp_path, "Echo")
+    with Command("--config", config, "--input", "-", stdin=stdin, stdout=writer) as command:
+        os.close(writer)
+        with open(reader, "rb") as stream:
+            results = [json.loads(line) for line in stream]
+        assert command.finish() == 0
+    assert [result["data"] for result in results if "data" in result] == [data] * 3
+
+
+@pytest.mark.parametrize("results_too", [False, True])
+def test_a_live_line_on_a_terminal(results_too: bool) -> None:
+    """The live line tells states, requests done and rate; logs and results stand on lines of their own."""
+    master, slave = os.openpty()
+    with Command("--config", COUNTDOWN, "--serve", stdout=slave if results_too else None, stderr=slave) as command:
+        os.close(slave)
+        screen = Lines(master)
+        screen.wait(lambda line: b"pipeline_ready" in line)
+        screen.wait_text("first ready second ready | 5 done, 20 results | ")
+        command.process.terminate()
+        assert command.finish() == 143
+        screen.join()
+    shown = [line.rpartition(ERASE)[2].rstrip("\r\n") for line in screen.text().split("\n")]
+    results = [line for line in shown if "{" in line] if results_too else command.out.text().splitlines()
+    assert len([json.loads(line) for line in results]) == 25
+    logs = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in shown if "stage_" in line]
+    assert len(logs) == 4
+    assert all(re.match(r"\d{4}-\d\d-\d\dT[\d:.]+Z \[info     \] stage_\w+ ", line) for line in logs)
+    assert shown[-2].startswith("requests: 5 finished, 0 failed, 0 aborted; 20 results in ")
+    assert shown[-1] == ""
