@@ -167,7 +167,7 @@ class Ledger:
         error: str | None = None,
         report: StageDeathReport | None = None,
     ) -> None:
-        """End a request that is alive, whatever it waits for; one that has ended, or is not open yet, stays as it is."""
+        """End a request that is alive, whatever it waits for; one that has ended or is not open stays as it is."""
         if self._requests.get(request.id) is not request:
             return
         cancels: dict[str, tuple[StageNode, list[str]]] = {}

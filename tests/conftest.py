@@ -94,7 +94,7 @@ def _leaks(before: dict[str, str], directory: str, *, logs_may_stay: bool) -> li
         leaks = [what for key, what in new.items() if not (logs_may_stay and _is_kept_log_dir(key))]
         if not leaks or time.monotonic() > deadline:
             return leaks
-        threading.Event().wait(0.02)
+        print(leaks); threading.Event().wait(0.02)
 
 
 def _everything(directory: str) -> dict[str, str]:

@@ -109,6 +109,10 @@ class Announcements:
         line, self._rest = self._rest.split(b"\n", 1)
         return line.decode()
 
+    def nothing_left(self) -> bool:
+        """True if everything that has been written was read."""
+        return not self._rest and not readable(self._fd, 0)
+
 
 def readable(fd: int, timeout_s: float = HANG_S) -> bool:
     """Wait until `fd` can be read; False if it cannot in this time."""

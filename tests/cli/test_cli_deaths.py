@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from cli_command import COUNTDOWN, Command, lines, write_config
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("logs_may_stay")
 
@@ -45,19 +42,19 @@ def test_an_injected_death(tmp_path: Path, fault: str, cause: str) -> None:
 def test_a_stopped_stage_is_left_to_the_user(tmp_path: Path) -> None:
     """sigstop makes no death; SIGINT ends the command and the stopped stage."""
     config = write_config(tmp_path, "Hold", shutdown_timeout_s=0.2)
-    arguments = ["--config", config, "--serve", "--log-format", "json", "--inject", "a:sigstop@0s"]
+    arguments: list[str | Path] = ["--config", config, "--serve", "--log-format", "json", "--inject", "a:sigstop@0s"]
     with Command(*arguments) as command:
         pid = command.event("stage_ready")["pid"]
         command.event("pipeline_ready")
         command.process.send_signal(signal.SIGINT)
         assert command.finish() == 130
-    assert not os.path.exists(f"/proc/{pid}")
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_a_stage_killed_while_idle_ends_serving(tmp_path: Path) -> None:
     """kill -9 of an idle stage: the report names stage, pid, signal and phase, on standard error and as a file."""
     reports = tmp_path / "new" / "reports"
-    arguments = ["--config", COUNTDOWN, "--serve", "--log-format", "json", "--report-dir", reports]
+    arguments: list[str | Path] = ["--config", COUNTDOWN, "--serve", "--log-format", "json", "--report-dir", reports]
     with Command(*arguments) as command:
         command.output(id="r5", outcome="finished")
         pid = command.event("stage_ready", stage="second")["pid"]

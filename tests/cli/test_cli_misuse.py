@@ -1,4 +1,4 @@
-"""Whatever is wrong with the arguments, the config or the input gives status 2 and says what to do, never a traceback."""
+"""Whatever is wrong with arguments, config or input gives status 2 and says what to do, never a traceback."""
 
 from __future__ import annotations
 
@@ -42,8 +42,20 @@ def test_bad_arguments(arguments: list[str], said: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "first", "first:sigkill", "nobody:sigkill@1s", "first/1:sigkill@1s", "first:boom@1s", "first:sigkill@1"]
-    + ["first:sigkill@-1s", "first:sigkill@nans", "first:sigkill@step=0", "first:sigkill@step=x", "first:raise@1s@2s"],
+    [
+        "",
+        "first",
+        "first:sigkill",
+        "nobody:sigkill@1s",
+        "first/1:sigkill@1s",
+        "first:boom@1s",
+        "first:sigkill@1",
+        "first:sigkill@-1s",
+        "first:sigkill@nans",
+        "first:sigkill@step=0",
+        "first:sigkill@step=x",
+        "first:raise@1s@2s",
+    ],
 )
 def test_bad_injections(text: str) -> None:
     """A fault that cannot be parsed is refused with what it should look like."""

@@ -23,7 +23,7 @@ def test_a_reader_who_leaves_while_results_come(tmp_path: Path) -> None:
     with Command("--config", config, "--input", "-", "--log-level", "error", stdin=None, stdout=writer) as command:
         os.close(writer)
         command.send(lines({"id": "endless", "data": 1}))
-        with open(reader, "rb") as stream:
+        with os.fdopen(reader, "rb") as stream:
             assert json.loads(stream.readline())["id"] == "endless"
         assert command.finish() == 141
     assert command.err.text() == ""
@@ -84,7 +84,7 @@ def test_a_non_blocking_pipe(tmp_path: Path) -> None:
     config = write_config(tmp_path, "Echo")
     with Command("--config", config, "--input", "-", stdin=stdin, stdout=writer) as command:
         os.close(writer)
-        with open(reader, "rb") as stream:
+        with os.fdopen(reader, "rb") as stream:
             results = [json.loads(line) for line in stream]
         assert command.finish() == 0
     assert [result["data"] for result in results if "data" in result] == [data] * 3

@@ -73,7 +73,7 @@ def test_a_second_one_makes_the_stop_immediate(
 ) -> None:
     """A stage that does not end in time is killed at once, not after shutdown_timeout_s."""
     config = write_config(tmp_path, "Stubborn", shutdown_timeout_s=1000)
-    arguments = ["--config", config, "--input", "-", "--log-format", "json"]
+    arguments: list[str | Path] = ["--config", config, "--input", "-", "--log-format", "json"]
     with Command(*arguments, stdin=None, env={"ANNOUNCE": announcements.path}) as command:
         command.send(lines({"id": "held", "data": "hold"}, {"id": "done", "data": 1}))
         command.output(id="done", outcome="finished")
@@ -91,7 +91,7 @@ def test_a_second_one_while_a_stage_starts(
 ) -> None:
     """During the handshake, too, the second signal makes the stop immediate."""
     config = write_config(tmp_path, "Stubborn", "SlowInit", shutdown_timeout_s=1000)
-    arguments = ["--config", config, "--serve", "--log-format", "json"]
+    arguments: list[str | Path] = ["--config", config, "--serve", "--log-format", "json"]
     with Command(*arguments, env={"ANNOUNCE": announcements.path}) as command:
         command.event("stage_ready", stage="a")
         command.process.send_signal(signum)
@@ -110,7 +110,7 @@ def test_a_hangup_ends_it_too() -> None:
 
 def test_nohup_is_respected() -> None:
     """What was told to ignore SIGHUP ignores it."""
-    arguments = ["--config", COUNTDOWN, "--serve", "--log-format", "json"]
+    arguments: list[str | Path] = ["--config", COUNTDOWN, "--serve", "--log-format", "json"]
     launcher = ("sh", "-c", 'trap "" HUP; exec "$@"', "sh")
     with Command(*arguments, launcher=launcher) as command:
         command.event("pipeline_ready")
@@ -121,7 +121,7 @@ def test_nohup_is_respected() -> None:
 
 def test_a_command_in_the_background_of_a_script_can_be_interrupted() -> None:
     """A shell makes what it starts with & ignore SIGINT; the command takes it all the same."""
-    arguments = ["--config", COUNTDOWN, "--serve", "--log-format", "json"]
+    arguments: list[str | Path] = ["--config", COUNTDOWN, "--serve", "--log-format", "json"]
     launcher = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
     with Command(*arguments, launcher=launcher) as command:
         command.event("pipeline_ready")
@@ -159,7 +159,7 @@ def test_a_stuck_reader_does_not_hold_it(tmp_path: Path) -> None:
     config = write_config(tmp_path, "Flood", max_in_flight=1)
     reader, writer = os.pipe()
     with (
-        open(reader, "rb"),
+        os.fdopen(reader, "rb"),
         Command("--config", config, "--input", "-", "--log-format", "json", stdin=None, stdout=writer) as command,
     ):
         os.close(writer)
