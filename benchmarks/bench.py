@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import zmq
 from resting import measure_rest
-from speed import TRIPS, WINDOW, compare_messages, compare_start
+from speed import WINDOW, compare_messages, compare_start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -53,16 +53,16 @@ def compare_messages(rounds: int) -> dict[str, Compared]:
     with Pipeline(_echo_config()) as pipeline, queue_pair() as queues, pool_of_one() as pool:
         trips = _trips(pipeline, queues, pool)
         flows = {"ours": lambda: _pipeline_flow(pipeline), "queues": lambda: _queues_flow(queues)}
-        one_round = lambda: (  # noqa: E731
-            {name: _median_s(trip) for name, trip in trips.items()},
-            {name: MESSAGES / _timed_s(flow) for name, flow in flows.items()},
-        )
-        one_round()
-        trip_rounds, flow_rounds = zip(*(one_round() for _ in range(rounds)), strict=True)
+        measured = []
+        for _ in range(1 + rounds):
+            trip_s = {name: _median_s(trip) for name, trip in trips.items()}
+            per_s = {name: MESSAGES / _timed_s(flow) for name, flow in flows.items()}
+            measured.append((trip_s, per_s))
+    warm = measured[1:]
     return {
-        "trip, queues": _compare([(one["ours"], one["queues"]) for one in trip_rounds]),
-        "trip, pool": _compare([(one["ours"], one["pool"]) for one in trip_rounds]),
-        "flow, queues": _compare([(one["ours"], one["queues"]) for one in flow_rounds]),
+        "trip, queues": _compare([(trip_s["ours"], trip_s["queues"]) for trip_s, _ in warm]),
+        "trip, pool": _compare([(trip_s["ours"], trip_s["pool"]) for trip_s, _ in warm]),
+        "flow, queues": _compare([(per_s["ours"], per_s["queues"]) for _, per_s in warm]),
     }
 
 
@@ -74,9 +74,8 @@ def compare_start(rounds: int) -> Compared:
         with Pipeline(config):
             pass
 
-    one_round = lambda: (_timed_s(start_and_stop), bare_pair_s())  # noqa: E731
-    one_round()
-    return _compare([one_round() for _ in range(rounds)])
+    measured = [(_timed_s(start_and_stop), bare_pair_s()) for _ in range(1 + rounds)]
+    return _compare(measured[1:])
 
 
 def _echo_config() -> PipelineConfig:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from supervisor.core import Core
 
 FEEDER_JOIN_S = 1.0
+BACKLOG = 256
+"""Results and outcomes that wait to be read, beyond four for each request in flight, before no more are fed."""
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -64,8 +66,9 @@ class _Run(Waitable):
         self._switchboard = core.switchboard
         self._events: deque[tuple[str, str, list[int], Payload] | Outcome] = deque()
         self.alive: set[_RunRequest] = set()
+        self._backlog = 4 * core.manager.config.max_in_flight + BACKLOG
         self._fed = False
-        self._left = False
+        self._left = threading.Event()
         self._error: BaseException | None = None
         with self._switchboard.lock:
             self._switchboard.runs.append(self)
@@ -85,7 +88,7 @@ class _Run(Waitable):
         """Submit everything; the body of the feeder thread."""
         try:
             for request in requests:
-                if self._left or not self._submit(request):
+                if self._left.is_set() or not self._submit(request):
                     break
         except BaseException as exc:
             self._error = exc
@@ -97,23 +100,34 @@ class _Run(Waitable):
         """Submit one; False if no more are accepted."""
         error = request.error
         if error is None:
-            accepted = _RunRequest(request.id or "", self)
-            # Before it is open: it may have ended by the time `submit` returns.
-            self.alive.add(accepted)
+            new = _RunRequest(request.id or "", self)
+            # Before it is open: it may have ended by the time `_open` returns.
+            self.alive.add(new)
             try:
-                self._core.submit(accepted, encode(request.data))
+                if self._open(new, encode(request.data)):
+                    return True
             except (EncodeError, ValueError) as exc:
                 error = str(exc)
-            except (StageDiedError, RuntimeError):
-                self.alive.discard(accepted)
-                return False
-            else:
-                if self._left:
-                    self._switchboard.abort(accepted)
-                return True
-            self.alive.discard(accepted)
+            self.alive.discard(new)
+        if error is None:
+            return False
         self._tell(Outcome(request.id or "", "failed", error))
         return True
+
+    def _open(self, new: _RunRequest, payload: Payload) -> bool:
+        """Open a request once there is room for it; False if there will be none."""
+        switchboard = self._switchboard
+        while not self._left.is_set() and switchboard.refusal() is None:
+            self._core.turns.wait(switchboard.slots, self._has_room)
+            if not self._left.is_set() and switchboard.open(new, payload):
+                if self._left.is_set():
+                    switchboard.abort(new)
+                return True
+        return False
+
+    def _has_room(self) -> bool:
+        """True if a request may be opened: who reads slowly must not make us hoard results."""
+        return self._left.is_set() or (len(self._events) < self._backlog and self._switchboard.has_slot())
 
     def _tell(self, outcome: Outcome | None) -> None:
         """Let the thread that reads the events know, whether it polls or not."""
@@ -127,6 +141,8 @@ class _Run(Waitable):
         """Yield until everything that was fed has ended."""
         while self._core.turns.wait(self, self._has_news) and self._events:
             event = self._events.popleft()
+            if len(self._events) == self._backlog - 1:
+                self._switchboard.look_again()
             if isinstance(event, Outcome):
                 yield event
             else:
@@ -146,11 +162,12 @@ class _Run(Waitable):
 
     def leave(self) -> None:
         """Abort what is left: nobody reads its results."""
-        self._left = True
+        self._left.set()
         with self._switchboard.lock:
             self._switchboard.runs.remove(self)
         for request in list(self.alive):
             self._switchboard.abort(request)
+        self._switchboard.look_again()
 
 
 def run_requests(core: Core, requests: Iterable[Request]) -> Iterator[Result | Outcome]:

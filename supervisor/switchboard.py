@@ -131,6 +131,12 @@ class Switchboard:
             self.outbox.flush()
             self.outbox.ring()
 
+    def look_again(self) -> None:
+        """Let whoever waits for a slot check again what it waits for."""
+        with self.lock:
+            self.slots.wake()
+            self.outbox.ring()
+
     def close(self, refusal: str) -> None:
         """Accept nothing any more, and end all that is under way as aborted."""
         with self.lock:
