@@ -35,6 +35,8 @@ def handshake(context: Context, address: str, hello: Hello, box: BlackBox) -> It
     """
     identity = f"{hello.stage}/{hello.replica}".encode()
     with open_socket(context, zmq.DEALER, connect=address, identity=identity) as socket:
+        # The last word must arrive, though the socket is closed, or the process ends, right after it.
+        socket.setsockopt(zmq.LINGER, FLUSH_MS)
         try:
             box.enter("hello")
             _send(socket, hello)
@@ -60,5 +62,3 @@ def _send(socket: Socket, message: Handshake) -> None:
 
 def _fail(socket: Socket, box: BlackBox, exc: BaseException) -> None:
     _send(socket, Failed(box.record_error("fatal", exc)))
-    # Without it the message is lost when the process ends right after.
-    socket.setsockopt(zmq.LINGER, FLUSH_MS)

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 ACTIONS = ("sigkill", "sigterm", "sigstop", "segv", "exit0", "raise")
 
 
+READY_LEAVES_S = 0.05
+"""What READY may take to leave the process, by a thread that is not ours: a stage stopped before was never ready."""
+
+
 class InjectedError(RuntimeError):
     """The `raise` action's exception."""
 
@@ -46,7 +50,7 @@ def arm(injection: Injection, fail: Callable[[str], None]) -> None:
     act = _ACTS[injection.action]
     if injection.action == "raise":
         act = _fail_with(fail)
-    timer = threading.Timer(injection.after_s, act)
+    timer = threading.Timer(injection.after_s + READY_LEAVES_S, act)
     timer.name = "injection"
     timer.daemon = True
     timer.start()

@@ -46,7 +46,7 @@ def _before_all(tmp_path_factory: pytest.TempPathFactory) -> None:
 def clean_slate(request: pytest.FixtureRequest, _before_all: None) -> Iterator[Events]:
     """Give the test a temporary directory of its own, listen to the log, and find what the test leaves behind."""
     # Short, whatever TMPDIR says: the path of a unix socket ends at 107 bytes.
-    directory = tempfile.mkdtemp(prefix="t", dir="/tmp")  # noqa: S108 (private by mkdtemp)
+    directory = tempfile.mkdtemp(prefix="t", dir="/tmp")
     before = _everything(directory)
     logger = logging.getLogger("supervisor")
     level = logger.level
@@ -94,7 +94,8 @@ def _leaks(before: dict[str, str], directory: str, *, logs_may_stay: bool) -> li
         leaks = [what for key, what in new.items() if not (logs_may_stay and _is_kept_log_dir(key))]
         if not leaks or time.monotonic() > deadline:
             return leaks
-        print(leaks); threading.Event().wait(0.02)
+        print(leaks)
+        threading.Event().wait(0.02)
 
 
 def _everything(directory: str) -> dict[str, str]:

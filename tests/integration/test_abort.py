@@ -32,8 +32,8 @@ def test_results_come_before_the_end(pipeline: Pipeline) -> None:
         permit(pipeline, 1)
         seen.append(next(results).data)
         assert pipeline.in_flight <= 1
-    assert ["a", "b", "c"] == seen
-    assert [] == list(results)
+    assert seen == ["a", "b", "c"]
+    assert list(results) == []
 
 
 def test_two_readers_of_one_handle(pipeline: Pipeline) -> None:
@@ -43,7 +43,7 @@ def test_two_readers_of_one_handle(pipeline: Pipeline) -> None:
     readers = [in_thread(lambda: seen.append(list(handle))) for _ in range(2)]
     permit(pipeline, 3)
     assert all(ended(reader) for reader in readers)
-    assert [["a", "b", "c"]] * 2 == [data_of(results) for results in seen]
+    assert [data_of(results) for results in seen] == [["a", "b", "c"]] * 2
 
 
 def test_abort_of_a_running_request(pipeline: Pipeline) -> None:
@@ -51,15 +51,15 @@ def test_abort_of_a_running_request(pipeline: Pipeline) -> None:
     handle = pipeline.submit(["a", "b", "c"], "r1")
     results = iter(handle)
     permit(pipeline, 1)
-    assert "a" == next(results).data
+    assert next(results).data == "a"
     handle.abort()
     permit(pipeline, 5)
     with pytest.raises(RequestAbortedError, match="'r1' was aborted"):
         next(results)
     with pytest.raises(RequestAbortedError):
         handle.result(HANG_S)
-    assert 1 == len(pipeline.utility("gate", "aborted", timeout_s=HANG_S))
-    assert 1 == len(pipeline.utility("echo", "added", timeout_s=HANG_S))
+    assert len(pipeline.utility("gate", "aborted", timeout_s=HANG_S)) == 1
+    assert len(pipeline.utility("echo", "added", timeout_s=HANG_S)) == 1
 
 
 def test_abort_of_a_queued_request(pipeline: Pipeline) -> None:
@@ -67,7 +67,7 @@ def test_abort_of_a_queued_request(pipeline: Pipeline) -> None:
     aborted, neighbour = pipeline.submit(["a"]), pipeline.submit(["b"])
     aborted.abort()
     permit(pipeline, 1)
-    assert ["b"] == data_of(neighbour.result(HANG_S))
+    assert data_of(neighbour.result(HANG_S)) == ["b"]
     with pytest.raises(RequestAbortedError):
         aborted.result(HANG_S)
 
@@ -79,7 +79,7 @@ def test_abort_reaches_later_stages() -> None:
         while len(pipeline.utility("gate", "added", timeout_s=HANG_S)) < 2:
             pass
         handle.abort()
-        assert 2 == len(pipeline.utility("gate", "aborted", timeout_s=HANG_S))
+        assert len(pipeline.utility("gate", "aborted", timeout_s=HANG_S)) == 2
         with pytest.raises(RequestAbortedError):
             handle.result(HANG_S)
 
@@ -98,19 +98,19 @@ def test_abort_from_another_thread_ends_a_wait(pipeline: Pipeline) -> None:
     waiter = in_thread(wait)
     handle.abort()
     assert ended(waiter)
-    assert ["aborted"] == seen
+    assert seen == ["aborted"]
 
 
 def test_abort_of_a_request_that_has_ended(pipeline: Pipeline) -> None:
     """It changes nothing, also for a new request of the same id."""
     permit(pipeline, 10)
     old = pipeline.submit(["a"], "same")
-    assert ["a"] == data_of(old.result(HANG_S))
+    assert data_of(old.result(HANG_S)) == ["a"]
     new = pipeline.submit(["b"], "same")
     old.abort()
     old.abort()
-    assert ["a"] == data_of(old.result(HANG_S))
-    assert ["b"] == data_of(new.result(HANG_S))
+    assert data_of(old.result(HANG_S)) == ["a"]
+    assert data_of(new.result(HANG_S)) == ["b"]
 
 
 def test_aborted_id_can_be_reused_at_once(pipeline: Pipeline) -> None:
@@ -138,6 +138,6 @@ def test_result_past_its_time(pipeline: Pipeline, timeout_s: float) -> None:
     handle = pipeline.submit(["a"], "r1")
     with pytest.raises(TimeoutError, match="'r1'.*timeout_s"):
         handle.result(timeout_s)
-    assert 1 == pipeline.in_flight
+    assert pipeline.in_flight == 1
     permit(pipeline, 1)
-    assert ["a"] == data_of(handle.result(HANG_S))
+    assert data_of(handle.result(HANG_S)) == ["a"]

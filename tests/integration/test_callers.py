@@ -25,14 +25,14 @@ def test_max_in_flight_blocks_and_unblocks() -> None:
 
         thread = in_thread(submit_third)
         assert not submitted.wait(0.1)
-        assert 2 == pipeline.in_flight
+        assert pipeline.in_flight == 2
         pipeline.utility("gate", "open", (1,), timeout_s=HANG_S)
-        assert ["b"] == data_of(second.result(HANG_S))
+        assert data_of(second.result(HANG_S)) == ["b"]
         assert submitted.wait(HANG_S)
         pipeline.utility("gate", "open", (10,), timeout_s=HANG_S)
         assert ended(thread)
-        assert ["c"] == data_of(results)
-        assert ["a"] * 5 == data_of(first.result(HANG_S))
+        assert data_of(results) == ["c"]
+        assert data_of(first.result(HANG_S)) == ["a"] * 5
 
 
 def test_abort_frees_a_slot() -> None:
@@ -97,8 +97,8 @@ def test_threads_that_do_everything_at_once() -> None:
 
     with Pipeline(config) as pipeline, ThreadPoolExecutor(8) as pool:
         seen = list(pool.map(work, range(8)))
-        assert 0 == pipeline.in_flight
-    assert all(40 == len(outcomes) for outcomes in seen)
+        assert pipeline.in_flight == 0
+    assert all(len(outcomes) == 40 for outcomes in seen)
 
 
 def test_submit_on_one_thread_and_wait_on_another() -> None:
@@ -115,13 +115,13 @@ def test_outputs_go_on_while_nobody_waits(announcements: Announcements) -> None:
     with Pipeline(pipeline_config(stage("first"), stage("second"), last)) as pipeline:
         handle = pipeline.submit("x")
         assert announcements.wait().startswith("step")
-        assert ["x"] == data_of(handle.result(HANG_S))
+        assert data_of(handle.result(HANG_S)) == ["x"]
 
 
 def test_utility_answers() -> None:
     """A utility call gets its arguments and gives its answer, nested and large ones too."""
     with Pipeline(pipeline_config(stage("only"))) as pipeline:
-        assert [] == pipeline.utility("only", "echo", timeout_s=HANG_S)
+        assert pipeline.utility("only", "echo", timeout_s=HANG_S) == []
         args = (1, "two", [3.0, None], {"k": b"v" * 100_000})
         assert list(args) == pipeline.utility("only", "echo", args, timeout_s=HANG_S)
 
@@ -131,7 +131,7 @@ def test_utility_exception() -> None:
     with Pipeline(pipeline_config(stage("only"))) as pipeline:
         with pytest.raises(UtilityError, match=r"'nonsense' of stage 'only/0': LookupError\(.*nonsense"):
             pipeline.utility("only", "nonsense", timeout_s=HANG_S)
-        assert ["x"] == data_of(pipeline.submit("x").result(HANG_S))
+        assert data_of(pipeline.submit("x").result(HANG_S)) == ["x"]
 
 
 @pytest.mark.parametrize("action", ["sys_exit", "keyboard_interrupt", "raise_odd"])
@@ -141,7 +141,7 @@ def test_utility_survives_any_exception(action: str) -> None:
     with Pipeline(pipeline_config(faulty)) as pipeline:
         with pytest.raises(UtilityError, match="SystemExit|KeyboardInterrupt|OddError"):
             pipeline.utility("only", "echo", timeout_s=HANG_S)
-        assert ["again"] == pipeline.utility("only", "echo", ("again",), timeout_s=HANG_S)
+        assert pipeline.utility("only", "echo", ("again",), timeout_s=HANG_S) == ["again"]
 
 
 def test_utility_past_its_time() -> None:
@@ -150,7 +150,7 @@ def test_utility_past_its_time() -> None:
         for number in range(10):
             with pytest.raises(TimeoutError, match="'only/0'.*'echo'.*timeout_s"):
                 pipeline.utility("only", "echo", (f"late {number}",), timeout_s=0)
-        assert ["in time"] == pipeline.utility("only", "echo", ("in time",), timeout_s=HANG_S)
+        assert pipeline.utility("only", "echo", ("in time",), timeout_s=HANG_S) == ["in time"]
 
 
 @pytest.mark.parametrize(("name", "replica"), [("onyl", 0), ("only", 1), ("only", -1)])

@@ -75,10 +75,10 @@ def test_end_at_a_point(events: Events, point: str, action: str) -> None:
             pipeline.submit("more")
         assert died.value.report is report
     cause, exit_code, signal_name, error_type = ENDINGS[action]
-    assert ("faulty", 0, "ready") == (report.stage, report.replica, report.phase)
+    assert (report.stage, report.replica, report.phase) == ("faulty", 0, "ready")
     assert (cause, exit_code, signal_name) == (report.cause, report.exit_code, report.signal)
     assert error_type == report.error_type
-    assert ["r0", "r1", "r2"] == report.requests_lost
+    assert report.requests_lost == ["r0", "r1", "r2"]
     assert (1 if point == "step" else 0) == report.steps
     assert report.collateral_of is None
     assert_one_report(events, report)
@@ -121,7 +121,7 @@ def test_end_while_idle(events: Events, announcements: Announcements, action: st
     Path(trigger).unlink()
     cause, exit_code, signal_name, _ = ENDINGS[action]
     assert (cause, exit_code, signal_name) == (report.cause, report.exit_code, report.signal)
-    assert ("ready", [], 0) == (report.phase, report.requests_lost, report.steps)
+    assert (report.phase, report.requests_lost, report.steps) == ("ready", [], 0)
     assert_one_report(events, report)
 
 
@@ -161,7 +161,7 @@ def test_results_before_the_death_are_delivered(events: Events) -> None:
         with pytest.raises(RequestFailedError):
             for result in pipeline.submit(list(range(10))):
                 seen.append(result.data)
-    assert [0, 1, 2] == seen
+    assert seen == [0, 1, 2]
 
 
 def test_two_deaths_at_once(events: Events) -> None:
@@ -192,7 +192,7 @@ def test_died_is_set_before_requests_fail(events: Events) -> None:
         waiters = [in_thread(wait) for _ in range(4)]
         os.kill(pid_of(pipeline, "gate"), signal.SIGKILL)
         assert all(ended(waiter) for waiter in waiters)
-    assert 4 == len(seen)
+    assert len(seen) == 4
     assert all(died is not None and died is report for died, report in seen)
 
 
@@ -218,8 +218,8 @@ def test_helper_of_the_engine_fails(events: Events) -> None:
     with Pipeline(pipeline_config(fault("utility", "fail_from_thread"))) as pipeline:
         pipeline.utility("faulty", "echo", timeout_s=HANG_S)
         report = wait_died(pipeline, events)
-    assert ("fatal", "RuntimeError") == (report.cause, report.error_type)
-    assert "Executor failed: a helper is gone" == report.error_message
+    assert (report.cause, report.error_type) == ("fatal", "RuntimeError")
+    assert report.error_message == "Executor failed: a helper is gone"
 
 
 @pytest.mark.parametrize("kind", ["input", "output"])
@@ -233,7 +233,7 @@ def test_io_thread_that_dies(events: Events, kind: str) -> None:
         except (UtilityError, StageDiedError):
             assert kind == "output"
         report = wait_died(pipeline, events)
-    assert ("io_thread", "MemoryError", 1) == (report.cause, report.error_type, report.exit_code)
+    assert (report.cause, report.error_type, report.exit_code) == ("io_thread", "MemoryError", 1)
     assert "thread died" in report.render()
     assert_one_report(events, report)
 
@@ -248,7 +248,7 @@ def test_grandchildren_are_gone(events: Events, announcements: Announcements, ac
         with watching(int(sleeper.removeprefix("sleeper "))) as wait_gone:
             if end == "sigkill":
                 os.kill(pid_of(pipeline, "faulty"), signal.SIGKILL)
-                assert "SIGKILL" == wait_died(pipeline, events).signal
+                assert wait_died(pipeline, events).signal == "SIGKILL"
             else:
                 pipeline.close()
             wait_gone()
@@ -279,4 +279,4 @@ def test_death_in_run(events: Events) -> None:
     delivered = [event.data for event in seen[:-1] if isinstance(event, Result)]
     assert ["a", "b"][: len(delivered)] == delivered
     assert Outcome("r1", "failed", caught.value.report.summary()) == seen[-1]
-    assert (7, ["r1"]) == (caught.value.report.exit_code, caught.value.report.requests_lost)
+    assert (caught.value.report.exit_code, caught.value.report.requests_lost) == (7, ["r1"])

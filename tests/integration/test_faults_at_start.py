@@ -52,8 +52,8 @@ def test_end_in_a_phase(events: Events, phase: str, action: str) -> None:
     assert ("faulty", 0, phase) == (report.stage, report.replica, report.phase)
     assert (cause, exit_code, signal_name) == (report.cause, report.exit_code, report.signal)
     assert error_type == report.error_type
-    assert (0, [], None) == (report.steps, report.requests_lost, report.collateral_of)
-    assert 3 == len(events.of("stage_spawned"))
+    assert (report.steps, report.requests_lost, report.collateral_of) == (0, [], None)
+    assert len(events.of("stage_spawned")) == 3
 
 
 def test_traceback_of_the_stage(events: Events) -> None:
@@ -61,7 +61,7 @@ def test_traceback_of_the_stage(events: Events) -> None:
     with pytest.raises(StartupError) as caught, Pipeline(pipeline_config(fault("init", "raise"))):
         pass
     report, text = caught.value.report, str(caught.value)
-    assert "boom in init" == report.error_message
+    assert report.error_message == "boom in init"
     assert report.traceback is not None
     for part in ("KeyError: 'the first cause'", "engines_for_tests.py", "RuntimeError: boom in init", "in _raise"):
         assert part in report.traceback
@@ -90,7 +90,7 @@ def test_engine_that_cannot_be_built(events: Events, engine: str, error_type: st
 def test_wrong_arguments(events: Events) -> None:
     """Arguments that the engine does not take are a start-up failure, too."""
     report = report_of(events, stage("only", args={"threshold": 1}))
-    assert ("init", "TypeError") == (report.phase, report.error_type)
+    assert (report.phase, report.error_type) == ("init", "TypeError")
     assert "threshold" in (report.error_message or "")
 
 
@@ -98,7 +98,7 @@ def test_sigkill_as_soon_as_it_is_spawned(events: Events) -> None:
     """A process that is killed before its first instruction is reported as spawned."""
     events.react("stage_spawned", lambda event: os.kill(event["pid"], signal.SIGKILL))
     report = report_of(events, stage("only"))
-    assert ("spawned", "signal", -9, "SIGKILL") == (report.phase, report.cause, report.exit_code, report.signal)
+    assert (report.phase, report.cause, report.exit_code, report.signal) == ("spawned", "signal", -9, "SIGKILL")
 
 
 @pytest.mark.parametrize("exit_code", [0, 7])
@@ -126,7 +126,7 @@ def test_sigkill_in_hello(events: Events) -> None:
     """A stage that is killed while it waits for its settings is reported as in hello."""
     when_in_hello(events, lambda pid: os.kill(pid, signal.SIGKILL))
     report = report_of(events, stage("only"), stage("other"))
-    assert ("hello", "signal", -9, "SIGKILL") == (report.phase, report.cause, report.exit_code, report.signal)
+    assert (report.phase, report.cause, report.exit_code, report.signal) == ("hello", "signal", -9, "SIGKILL")
 
 
 @pytest.mark.parametrize("exit_code", [0, 7])
@@ -179,20 +179,20 @@ def test_import_that_never_ends(events: Events) -> None:
     """An engine's module that blocks is reported as in import."""
     blocking = stage("only", "fault_on_import:FaultEngine", env={"FAULT": "block"})
     report = report_of(events, blocking, startup_timeout_s=3)
-    assert ("import", "startup_timeout") == (report.phase, report.cause)
+    assert (report.phase, report.cause) == ("import", "startup_timeout")
 
 
 def test_stubborn_stage_that_is_never_ready(events: Events) -> None:
     """A sibling that ignores SIGTERM does not keep a failed start from ending."""
     stubborn = fault("never", "raise", name="stubborn", also="ignore_sigterm")
     report = report_of(events, stubborn, fault("init", "raise"), shutdown_timeout_s=0.5)
-    assert "faulty" == report.stage
+    assert report.stage == "faulty"
 
 
 def test_io_thread_that_cannot_start(events: Events) -> None:
     """A stage that has no descriptor left for its input socket fails instead of waiting for ever."""
     report = report_of(events, fault("io", "few_files"))
-    assert ("io", "io_thread", 1) == (report.phase, report.cause, report.exit_code)
+    assert (report.phase, report.cause, report.exit_code) == ("io", "io_thread", 1)
     assert "Too many open files" in (report.error_message or "")
 
 
@@ -222,4 +222,4 @@ def test_helper_that_fails_before_ready(events: Events) -> None:
     except StartupError as exc:
         report = exc.report
     assert report is not None
-    assert ("fatal", "Executor failed: a helper is gone") == (report.cause, report.error_message)
+    assert (report.cause, report.error_message) == ("fatal", "Executor failed: a helper is gone")

@@ -18,7 +18,7 @@ def test_one_stage() -> None:
 def test_one_stage_of_a_config_that_ships() -> None:
     """The toy engine counts down to zero, a number a step."""
     with Pipeline(pipeline_config(stage("count", "stage.engines.countdown:Countdown"))) as pipeline:
-        assert [2, 1, 0] == data_of(pipeline.submit(3).result(HANG_S))
+        assert data_of(pipeline.submit(3).result(HANG_S)) == [2, 1, 0]
 
 
 def test_two_stages() -> None:
@@ -34,7 +34,7 @@ def test_stages_are_told_apart() -> None:
     """`stages` lists every stage process with its state and a pid of its own."""
     with Pipeline(pipeline_config(stage("a"), stage("b"))) as pipeline:
         stages = pipeline.stages
-    assert [("a", 0, "ready"), ("b", 0, "ready")] == [(info.name, info.replica, info.state) for info in stages]
+    assert [(info.name, info.replica, info.state) for info in stages] == [("a", 0, "ready"), ("b", 0, "ready")]
     assert len({info.pid for info in stages}) == 2
 
 
@@ -61,7 +61,7 @@ def test_several_sources() -> None:
     )
     with Pipeline(config) as pipeline:
         results = pipeline.submit("x").result(HANG_S)
-    assert [("both", "x"), ("both", "x"), ("c", "x")] == sorted((result.stage, result.data) for result in results)
+    assert sorted((result.stage, result.data) for result in results) == [("both", "x"), ("both", "x"), ("c", "x")]
 
 
 @pytest.mark.parametrize("engine", ["Split", "SplitLate"])
@@ -70,23 +70,23 @@ def test_take_final(engine: str) -> None:
     config = pipeline_config(stage("split", engine), stage("last", take="final"))
     with Pipeline(config) as pipeline:
         results = pipeline.submit(["a", "b", "c"]).result(HANG_S)
-    assert [([2, 0], "c")] == [(result.part, result.data) for result in results]
+    assert [(result.part, result.data) for result in results] == [([2, 0], "c")]
 
 
 @pytest.mark.parametrize("take", ["each", "final"])
 def test_end_without_data(take: str) -> None:
     """A request whose first stage gives no data finishes without results, and the next stage never hears of it."""
     with Pipeline(pipeline_config(stage("split", "Split"), stage("next", take=take))) as pipeline:
-        assert [] == pipeline.submit([]).result(HANG_S)
-        assert [] == pipeline.utility("next", "added", timeout_s=HANG_S)
+        assert pipeline.submit([]).result(HANG_S) == []
+        assert pipeline.utility("next", "added", timeout_s=HANG_S) == []
 
 
 def test_order_by_part() -> None:
     """Results that overtook each other are in order once they are sorted by part."""
     with Pipeline(pipeline_config(stage("split", "Split"), stage("back", "Backwards", args={"size": 4}))) as pipeline:
         results = pipeline.submit([[3], [1], [2], [0]]).result(HANG_S)
-    assert [[3], [1], [2], [0]] == data_of(results)
-    assert [[3], [1], [2], [0]] != [result.data for result in results]
+    assert data_of(results) == [[3], [1], [2], [0]]
+    assert [result.data for result in results] != [[3], [1], [2], [0]]
 
 
 def test_many_requests() -> None:
@@ -112,7 +112,7 @@ def test_id_that_is_alive_is_refused() -> None:
         with pytest.raises(ValueError, match="'same' is still alive"):
             pipeline.submit("second", "same")
         pipeline.utility("gate", "open", (1,), timeout_s=HANG_S)
-        assert ["first"] == data_of(handle.result(HANG_S))
+        assert data_of(handle.result(HANG_S)) == ["first"]
 
 
 def test_engine_sees_ids_of_its_own() -> None:
@@ -121,7 +121,7 @@ def test_engine_sees_ids_of_its_own() -> None:
         for _ in range(3):
             pipeline.submit("x", "same").result(HANG_S)
         seen = pipeline.utility("only", "added", timeout_s=HANG_S)
-    assert 3 == len(set(seen))
+    assert len(set(seen)) == 3
     assert all(engine_id.startswith("same") for engine_id in seen)
 
 
@@ -130,8 +130,8 @@ def test_results_outlive_the_pipeline() -> None:
     with Pipeline(pipeline_config(stage("only"))) as pipeline:
         handle = pipeline.submit("x")
         handle.result(HANG_S)
-    assert ["x"] == data_of(handle.result())
-    assert ["x"] == [result.data for result in handle]
+    assert data_of(handle.result()) == ["x"]
+    assert [result.data for result in handle] == ["x"]
 
 
 def test_run_gives_results_then_the_outcome() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 import threading
 from typing import TYPE_CHECKING, Any
@@ -89,13 +88,13 @@ def test_nested_arrays(pipeline: Pipeline) -> None:
     np.testing.assert_array_equal(large, result.data["l"][0])
     np.testing.assert_array_equal(small, result.data["l"][1]["s"])
     np.testing.assert_array_equal(large[::-1], result.data["again"])
-    assert b"x" * MB == result.data["b"]
+    assert result.data["b"] == b"x" * MB
 
 
 def test_numpy_numbers(pipeline: Pipeline) -> None:
     """Numbers of numpy arrive as Python's."""
     (result,) = pipeline.submit([np.float32(1.5), np.int64(3), np.bool_(True)]).result(HANG_S)
-    assert [1.5, 3, True] == result.data
+    assert result.data == [1.5, 3, True]
 
 
 def test_results_of_many_messages_do_not_mix(pipeline: Pipeline) -> None:
@@ -122,15 +121,15 @@ def test_request_that_cannot_be_encoded(pipeline: Pipeline, data: Any, named: st
     """Data that cannot be sent raises a TypeError that names what is in the way, and leaves nothing under way."""
     with pytest.raises(TypeError, match=named):
         pipeline.submit(data, "r1")
-    assert 0 == pipeline.in_flight
-    assert ["fine"] == data_of(pipeline.submit("fine", "r1").result(HANG_S))
+    assert pipeline.in_flight == 0
+    assert data_of(pipeline.submit("fine", "r1").result(HANG_S)) == ["fine"]
 
 
 def test_request_that_cannot_be_encoded_fails_alone_in_run(pipeline: Pipeline) -> None:
     """In `run` such a request ends as failed, and the others go on."""
     events = list(pipeline.run([Request("bad", [object()]), Request("good", "x")]))
     outcomes = {event.id: event for event in events if isinstance(event, Outcome)}
-    assert ("failed", "finished") == (outcomes["bad"].outcome, outcomes["good"].outcome)
+    assert (outcomes["bad"].outcome, outcomes["good"].outcome) == ("failed", "finished")
     assert "builtins.object" in (outcomes["bad"].error or "")
 
 
@@ -138,7 +137,7 @@ def test_request_that_could_not_be_read(pipeline: Pipeline) -> None:
     """A request that carries an error ends as failed with that error, and no stage sees it."""
     events = list(pipeline.run([Request("line-3", error="no JSON")]))
     assert [Outcome("line-3", "failed", "no JSON")] == events
-    assert [] == pipeline.utility("first", "added", timeout_s=HANG_S)
+    assert pipeline.utility("first", "added", timeout_s=HANG_S) == []
 
 
 def test_output_that_cannot_be_encoded() -> None:
@@ -148,9 +147,9 @@ def test_output_that_cannot_be_encoded() -> None:
         with pytest.raises(RequestFailedError, match=r"'bad'.*builtins\.object") as caught:
             bad.result(HANG_S)
         assert caught.value.report is None
-        assert ["good"] == data_of(good.result(HANG_S))
-        assert 1 == len(pipeline.utility("odd", "aborted", timeout_s=HANG_S))
-        assert ["again"] == data_of(pipeline.submit("again").result(HANG_S))
+        assert data_of(good.result(HANG_S)) == ["good"]
+        assert len(pipeline.utility("odd", "aborted", timeout_s=HANG_S)) == 1
+        assert data_of(pipeline.submit("again").result(HANG_S)) == ["again"]
         assert pipeline.died is None
 
 
@@ -159,7 +158,7 @@ def test_utility_result_that_cannot_be_encoded() -> None:
     with Pipeline(pipeline_config(stage("odd", "Unsendable"))) as pipeline:
         with pytest.raises(UtilityError, match=r"builtins\.object"):
             pipeline.utility("odd", "unsendable", timeout_s=HANG_S)
-        assert [1, "two"] == pipeline.utility("odd", "echo", (1, "two"), timeout_s=HANG_S)
+        assert pipeline.utility("odd", "echo", (1, "two"), timeout_s=HANG_S) == [1, "two"]
 
 
 def test_output_of_another_type_is_fatal() -> None:
@@ -169,6 +168,6 @@ def test_output_of_another_type_is_fatal() -> None:
         with pytest.raises(RequestFailedError, match="must be stage.Output") as caught:
             handle.result(HANG_S)
         assert caught.value.report is not None
-        assert ("fatal", ["r1"]) == (caught.value.report.cause, caught.value.report.requests_lost)
+        assert (caught.value.report.cause, caught.value.report.requests_lost) == ("fatal", ["r1"])
         with pytest.raises(StageDiedError):
             pipeline.submit("more")

@@ -59,8 +59,8 @@ def test_results_go_on_while_the_source_blocks() -> None:
         assert Result("r2", "only", [0], "b") == next(events)
         assert Outcome("r2", "finished", None) == next(events)
         source.queue.put(END)
-        assert [] == list(events)
-    assert 1 == source.closed
+        assert list(events) == []
+    assert source.closed == 1
 
 
 def test_source_that_ends_late() -> None:
@@ -68,24 +68,26 @@ def test_source_that_ends_late() -> None:
     source = Source(Request("r1", "a"))
     with Pipeline(pipeline_config(stage("only"))) as pipeline:
         events = pipeline.run(source)
-        assert 2 == len([next(events), next(events)])
+        assert len([next(events), next(events)]) == 2
         rest: list[Result | Outcome] = []
         reader = in_thread(lambda: rest.extend(events))
         until(lambda: is_asleep(reader), "the reader waits")
         source.queue.put(END)
         assert ended(reader)
-    assert [] == rest
+    assert rest == []
 
 
 def test_empty_source() -> None:
     """Without a request there is nothing."""
     with Pipeline(pipeline_config(stage("only"))) as pipeline:
-        assert [] == list(pipeline.run([]))
+        assert list(pipeline.run([])) == []
 
 
 def test_requests_are_taken_lazily() -> None:
     """No more requests are taken than may be under way, and one that waits to be."""
-    source = Source(*(Request(f"r{number}", [number]) for number in range(10)), )
+    source = Source(
+        *(Request(f"r{number}", [number]) for number in range(10)),
+    )
     with Pipeline(pipeline_config(stage("gate", "Gate"), max_in_flight=2)) as pipeline:
         events = pipeline.run(source)
         pipeline.utility("gate", "open", (1,), timeout_s=HANG_S)
@@ -94,7 +96,7 @@ def test_requests_are_taken_lazily() -> None:
         pipeline.utility("gate", "open", (100,), timeout_s=HANG_S)
         source.queue.put(END)
         rest = list(events)
-    assert 10 == len(outcomes_of(rest))
+    assert len(outcomes_of(rest)) == 10
 
 
 def test_outcomes_come_before_the_exception_of_a_generator() -> None:
@@ -109,8 +111,8 @@ def test_outcomes_come_before_the_exception_of_a_generator() -> None:
         with pytest.raises(LookupError, match="no more"):
             for event in pipeline.run(source()):
                 seen.append(event)
-        assert ["b"] == data_of(pipeline.submit("b").result(HANG_S))
-    assert {"r1": "finished"} == outcomes_of(seen)
+        assert data_of(pipeline.submit("b").result(HANG_S)) == ["b"]
+    assert outcomes_of(seen) == {"r1": "finished"}
 
 
 def test_leaving_early() -> None:
@@ -121,10 +123,10 @@ def test_leaving_early() -> None:
         pipeline.utility("gate", "open", (1,), timeout_s=HANG_S)
         next(events)
         events.close()  # type: ignore[attr-defined]
-        assert 1 == source.closed
-        assert 0 == pipeline.in_flight
+        assert source.closed == 1
+        assert pipeline.in_flight == 0
         pipeline.utility("gate", "open", (9,), timeout_s=HANG_S)
-        assert ["x"] == data_of(pipeline.submit(["x"]).result(HANG_S))
+        assert data_of(pipeline.submit(["x"]).result(HANG_S)) == ["x"]
 
 
 def test_leaving_while_the_feeder_waits_for_a_slot() -> None:
@@ -135,7 +137,7 @@ def test_leaving_while_the_feeder_waits_for_a_slot() -> None:
         pipeline.utility("gate", "open", (1,), timeout_s=HANG_S)
         next(events)
         events.close()  # type: ignore[attr-defined]
-        assert 0 == pipeline.in_flight
+        assert pipeline.in_flight == 0
 
 
 def test_bad_requests_fail_alone() -> None:
@@ -147,10 +149,10 @@ def test_bad_requests_fail_alone() -> None:
         pipeline.utility("gate", "open", (9,), timeout_s=HANG_S)
         seen += list(events)
     outcomes = [event for event in seen if isinstance(event, Outcome)]
-    assert ["failed", "failed", "finished", "finished"] == [outcome.outcome for outcome in outcomes]
-    assert ["same", "odd"] == [outcome.id for outcome in outcomes[:2]]
+    assert [outcome.outcome for outcome in outcomes] == ["failed", "failed", "finished", "finished"]
+    assert [outcome.id for outcome in outcomes[:2]] == ["same", "odd"]
     assert "still alive" in (outcomes[0].error or "")
-    assert ["a", "c"] == sorted(event.data for event in seen if isinstance(event, Result))
+    assert sorted(event.data for event in seen if isinstance(event, Result)) == ["a", "c"]
 
 
 def test_refused_request() -> None:
@@ -158,7 +160,7 @@ def test_refused_request() -> None:
     with Pipeline(pipeline_config(fault("add", "raise_request_error", nth=2))) as pipeline:
         events = list(pipeline.run([Request("r1", "a"), Request("r2", "b"), Request("r3", "c")]))
         assert pipeline.died is None
-    assert {"r1": "finished", "r2": "failed", "r3": "finished"} == outcomes_of(events)
+    assert outcomes_of(events) == {"r1": "finished", "r2": "failed", "r3": "finished"}
     (error,) = [event.error for event in events if isinstance(event, Outcome) and event.outcome == "failed"]
     assert "'faulty' refused it: no thanks in add" in (error or "")
 
@@ -183,7 +185,7 @@ def test_death_fails_what_is_under_way(number: int) -> None:
     outcomes = outcomes_of(seen)
     assert set(caught.value.report.requests_lost) == {id for id, outcome in outcomes.items() if outcome == "failed"}
     assert number == len(outcomes)
-    assert 1 == source.closed
+    assert source.closed == 1
 
 
 def test_no_outcome_is_lost_when_a_stage_dies_under_load() -> None:

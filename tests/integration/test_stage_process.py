@@ -37,7 +37,7 @@ def test_environment_of_the_supervisor_wins_over_the_default() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "7")
         with Pipeline(pipeline_config(stage("only"))) as pipeline:
-            assert {"OMP_NUM_THREADS": "7"} == pipeline.utility("only", "environ", ("OMP_NUM_THREADS",))
+            assert pipeline.utility("only", "environ", ("OMP_NUM_THREADS",)) == {"OMP_NUM_THREADS": "7"}
 
 
 def test_environment_holds_during_the_import() -> None:
@@ -45,7 +45,7 @@ def test_environment_holds_during_the_import() -> None:
     faulty = stage("faulty", "fault_on_import:FaultEngine", env={"FAULT": "raise"})
     with pytest.raises(StartupError) as caught, Pipeline(pipeline_config(faulty)):
         pass
-    assert ("import", "boom in import") == (caught.value.report.phase, caught.value.report.error_message)
+    assert (caught.value.report.phase, caught.value.report.error_message) == ("import", "boom in import")
     with Pipeline(pipeline_config(stage("fine", "fault_on_import:FaultEngine"))):
         pass
 
@@ -77,7 +77,7 @@ def test_names() -> None:
     with Pipeline(pipeline_config(stage("asr"), stage("a-very-long-name-of-a-stage"))) as pipeline:
         names = pipeline.utility("asr", "names", timeout_s=HANG_S)
         assert {"stage:asr/0", "asr/0-input", "asr/0-output"} <= set(names)
-        assert "stage:asr/0" == psutil.Process(pid_of(pipeline, "asr")).name()
+        assert psutil.Process(pid_of(pipeline, "asr")).name() == "stage:asr/0"
         long = pipeline.utility("a-very-long-name-of-a-stage", "names", timeout_s=HANG_S)
         assert {"stage:a-very-/0", "a-very-lo-input", "a-very-l-output"} <= set(long)
 
@@ -93,7 +93,7 @@ def test_standard_streams(capfd: pytest.CaptureFixture[str]) -> None:
     """Nothing that an engine prints, and nothing that the library does, comes out of the supervisor's own streams."""
     with Pipeline(pipeline_config(fault("never", "raise"))) as pipeline:
         pipeline.submit("x").result(HANG_S)
-    assert ("", "") == tuple(capfd.readouterr())
+    assert tuple(capfd.readouterr()) == ("", "")
 
 
 @pytest.fixture
@@ -153,8 +153,8 @@ def test_shutdown_that_fails(events: Events) -> None:
     """A failure in the engine's shutdown does not disturb a stop that was asked for."""
     with Pipeline(pipeline_config(fault("shutdown", "raise"))) as pipeline:
         pipeline.submit("x").result(HANG_S)
-    assert [] == events.of("stage_died")
-    assert [] == events.of("stage_killed")
+    assert events.of("stage_died") == []
+    assert events.of("stage_killed") == []
 
 
 def report_of_a_step(action: str, report_dir: Path | None = None, **keys: object) -> StageDeathReport:
@@ -172,13 +172,13 @@ def test_every_field_of_a_report(tmp_path: Path, events: Events) -> None:
     report = report_of_a_step("raise", tmp_path)
     (event,) = events.of("stage_died")
     assert ("faulty", 0, event["pid"], "ready") == (report.stage, report.replica, report.pid, report.phase)
-    assert ("fatal", 1, None) == (report.cause, report.exit_code, report.signal)
-    assert ("RuntimeError", "boom in step") == (report.error_type, report.error_message)
+    assert (report.cause, report.exit_code, report.signal) == ("fatal", 1, None)
+    assert (report.error_type, report.error_message) == ("RuntimeError", "boom in step")
     assert "KeyError: 'the first cause'" in (report.traceback or "")
-    assert (["r1"], 1) == (report.requests_lost, report.steps)
-    assert (None, None) == (report.oom_killed, report.collateral_of)
+    assert (report.requests_lost, report.steps) == (["r1"], 1)
+    assert (report.oom_killed, report.collateral_of) == (None, None)
     assert 0 < report.uptime_s < HANG_S
-    assert "a fault engine for step raise" == report.log_tail[0]
+    assert report.log_tail[0] == "a fault engine for step raise"
     assert Path(report.log_path or "").read_text().splitlines()[0] == report.log_tail[0]
     (file,) = tmp_path.iterdir()
     assert report.to_dict() == json.loads(file.read_text())
@@ -193,7 +193,7 @@ def test_log_tail_is_the_end_of_the_log() -> None:
 def test_report_of_a_crash_in_native_code() -> None:
     """A crash shows the Python stack at the time, which faulthandler has written."""
     report = report_of_a_step("abort_process")
-    assert "SIGABRT" == report.signal
+    assert report.signal == "SIGABRT"
     assert any("engines_for_tests.py" in line for line in report.log_tail)
     assert "a crash in native code" in report.render()
 
