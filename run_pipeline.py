@@ -6,6 +6,7 @@ Signals are handled from the first moment: before the handlers stand, nothing is
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Ignored by default, so that a late one does no harm.
+_POKE = signal.SIGURG
+# Several, since one may come, like the signal itself, just before the main thread blocks.
+_POKES = 4
+_POKE_INTERVAL_MS = 20
+
 
 class Interrupted(BaseException):
     """A signal ends what is waited for; raised only where a `Stop` was told to raise it."""
@@ -22,6 +30,10 @@ class Interrupted(BaseException):
 
 class Stop:
     """What signals leave behind: which one came first, and a count in an eventfd that a `Pipeline` watches.
+
+    Python runs a handler only when the main thread comes back to Python code. A signal that meets the main thread just
+    before it blocks, or another thread, would so be noticed much later. Hence a thread of its own hears of each signal
+    through a pipe that the interpreter writes to at once, counts it, and pokes the main thread.
 
     Attributes:
         fd: the eventfd.
@@ -37,15 +49,22 @@ class Stop:
 
     def install(self) -> None:
         """Handle SIGINT and SIGTERM, and SIGHUP unless `nohup` has made us ignore it."""
+        reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         # SIGINT also where it is ignored, as a shell script sets it for what it starts with `&`.
-        signal.signal(signal.SIGINT, self._handle)
-        signal.signal(signal.SIGTERM, self._handle)
+        signal.signal(signal.SIGINT, _do_nothing)
+        signal.signal(signal.SIGTERM, _do_nothing)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            signal.signal(signal.SIGHUP, self._handle)
+            signal.signal(signal.SIGHUP, _do_nothing)
+        signal.signal(_POKE, self._on_poke)
+        import threading  # noqa: PLC0415 (after the handlers)
+
+        main_thread = threading.get_ident()
+        threading.Thread(target=self._listen, args=(reader, main_thread), name="signals", daemon=True).start()
 
     def ignore(self) -> None:
         """Let no signal change the exit status any more: Python gives handlers up before its process ends."""
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for signum in _SIGNALS:
             signal.signal(signum, signal.SIG_IGN)
 
     def raising(self, nth: int = 1) -> _Raising:
@@ -53,14 +72,34 @@ class Stop:
         return _Raising(self, nth)
 
     def raise_at(self, nth: int | None) -> None:
-        """Raise `Interrupted` from the `nth` signal on; None for never."""
+        """Raise `Interrupted` from the `nth` signal on; None for never. For the main thread only."""
         self._raise_at = nth
         self._raise_if_due()
 
-    def _handle(self, signum: int, _frame: FrameType | None) -> None:
-        self.count += 1
-        self.signum = self.signum or signum
-        os.eventfd_write(self.fd, 1)
+    def notice(self, signums: list[int]) -> None:
+        """Count signals."""
+        self.signum = self.signum or signums[0]
+        self.count += len(signums)
+        os.eventfd_write(self.fd, len(signums))
+
+    def _listen(self, reader: int, main_thread: int) -> None:
+        """Hear of signals; the body of the thread."""
+        # What is sent to the process shall interrupt the main thread, not this one.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        poller = select.poll()
+        poller.register(reader, select.POLLIN)
+        pokes_left = 0
+        while True:
+            if poller.poll(_POKE_INTERVAL_MS if pokes_left else None):
+                signums = [number for number in os.read(reader, 4096) if number in _SIGNALS]
+                if not signums:
+                    continue
+                self.notice(signums)
+                pokes_left = _POKES
+            pokes_left -= 1
+            signal.pthread_kill(main_thread, _POKE)
+
+    def _on_poke(self, _signum: int, _frame: FrameType | None) -> None:
         self._raise_if_due()
 
     def _raise_if_due(self) -> None:
@@ -68,6 +107,10 @@ class Stop:
             # Once: the clean-up that follows must not be cut off.
             self._raise_at = None
             raise Interrupted
+
+
+def _do_nothing(_signum: int, _frame: FrameType | None) -> None:
+    """Handle a signal of which the thread `signals` hears."""
 
 
 class _Raising:

@@ -51,7 +51,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer rounds and a shorter rest: a look, not a figure")
     parser.add_argument("--strict", action="store_true", help="exit with status 1 if a target is missed")
     arguments = parser.parse_args()
-    rounds, rest_s = (3, 2.0) if arguments.quick else (15, 10.0)
+    rounds, rest_s = (3, 2.0) if arguments.quick else (20, 10.0)
     _bound_run()
     cpu = max(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cpu})

@@ -91,7 +91,6 @@ def _encode_special(frames: list[Any], obj: Any) -> Any:
 def _encode_array(frames: list[Any], array: np.ndarray[Any, Any]) -> msgspec.msgpack.Ext:
     if array.dtype.hasobject:
         raise TypeError(f"an array of dtype {array.dtype} holds Python objects, which cannot be sent")
-    descr: Any = array.dtype.descr if array.dtype.fields else array.dtype.str
     # Flattened to bytes, since dates and structured types do not support the buffer protocol.
     flat = array.ravel()  # copies only what is not contiguous
     raw = flat.view("u1").data if flat.nbytes else memoryview(b"")
@@ -100,7 +99,18 @@ def _encode_array(frames: list[Any], array: np.ndarray[Any, Any]) -> msgspec.msg
     else:
         content = len(frames)
         frames.append(raw)
-    return msgspec.msgpack.Ext(_ARRAY, _encode_plain((descr, array.shape, content)))
+    return msgspec.msgpack.Ext(_ARRAY, _encode_plain((_describe(array.dtype), array.shape, content)))
+
+
+def _describe(dtype: np.dtype[Any]) -> Any:
+    """Spell a dtype as plain data. Records keep their offsets, which `dtype.descr` turns into fields of their own."""
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return [_describe(base), shape]
+    if dtype.fields is None:
+        return dtype.str
+    fields = [(name, *dtype.fields[name][:2]) for name in dtype.names or ()]
+    return [dtype.itemsize, *((name, _describe(kind), offset) for name, kind, offset in fields)]
 
 
 def _decode_special(frames: Sequence[Any], code: int, data: memoryview) -> Any:
@@ -111,10 +121,22 @@ def _decode_special(frames: Sequence[Any], code: int, data: memoryview) -> Any:
     import numpy as np  # noqa: PLC0415 (an optional package)
 
     descr, shape, content = msgspec.msgpack.decode(data)
-    if not isinstance(descr, str):
-        descr = [tuple(field) for field in descr]
+    dtype = np.dtype(descr) if isinstance(descr, str) else _structured(np.dtype, descr)
     raw = content if isinstance(content, bytes) else frames[content]
-    return np.frombuffer(raw, dtype=np.dtype(descr)).reshape(shape)
+    return np.frombuffer(raw, dtype=dtype).reshape(shape)
+
+
+def _structured(make: Any, descr: Any) -> Any:
+    """Undo `_describe`."""
+    if isinstance(descr, str):
+        return make(descr)
+    if not isinstance(descr[0], int):
+        base, shape = descr
+        return make((_structured(make, base), tuple(shape)))
+    itemsize, *fields = descr
+    names = [name for name, _, _ in fields]
+    formats = [_structured(make, kind) for _, kind, _ in fields]
+    return make({"names": names, "formats": formats, "offsets": [at for _, _, at in fields], "itemsize": itemsize})
 
 
 _inline_decoder = msgspec.msgpack.Decoder(ext_hook=partial(_decode_special, ()))

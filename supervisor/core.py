@@ -53,10 +53,9 @@ class Core:
         injections: Mapping[str, Injection],
         stop_fd: int | None,
     ) -> None:
-        self.manager = StageProcManager(config)
+        self.manager = StageProcManager(config, stop_fd)
         self._closing = threading.Lock()
         self._closed = False
-        self._stops = 0
         self._owner_pid = os.getpid()
         try:
             self._transport = Transport(self.manager)
@@ -127,9 +126,7 @@ class Core:
 
     def _stop(self, times: int) -> None:
         self.switchboard.close("the pipeline was asked to stop")
-        self._stops += times
-        if self._stops > 1:
-            self.manager.hurry()
+        self.manager.stops.add(times)
 
     def _lose_message(self) -> None:
         self.switchboard.close("a message was lost, since an interrupt came while it was handled")

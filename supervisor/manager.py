@@ -23,14 +23,15 @@ from stage.process import Boot, run_stage
 from supervisor.errors import SpawnError
 from supervisor.log import log
 from supervisor.run_dir import RunDir
-from supervisor.stage_proc import StageProc
-from supervisor.teardown import shut_down
+from supervisor.stage_proc import StageProc, wait_readable
+from supervisor.teardown import StopRequests, shut_down
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from supervisor.config import PipelineConfig
 
+_REAP_S = 1.0
 _spawn_lock = threading.Lock()
 
 
@@ -42,16 +43,25 @@ class StageProcManager:
 
     Args:
         config: whose stages to start.
+        stop_fd: an eventfd that counts how often the user has asked to stop, or None.
     """
 
-    def __init__(self, config: PipelineConfig) -> None:
+    def __init__(self, config: PipelineConfig, stop_fd: int | None = None) -> None:
         self.config = config
         self.procs: list[StageProc] = []
         self.run_dir = RunDir()
         self._hurry_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.stops = StopRequests(stop_fd)
         self._closing = threading.Lock()
         self._finalizer = weakref.finalize(
-            self, shut_down, self.procs, self.run_dir, config.shutdown_timeout_s, self._hurry_fd, os.getpid()
+            self,
+            shut_down,
+            self.procs,
+            self.run_dir,
+            config.shutdown_timeout_s,
+            self._hurry_fd,
+            self.stops,
+            os.getpid(),
         )
 
     def start(self) -> None:
@@ -82,7 +92,8 @@ class StageProcManager:
         """The exit code of every process that has ended, by its name; None where the status is unknown."""
         if self._finalizer.alive:
             for proc in self.procs:
-                proc.wait_end(0)
+                # A sentinel tells an end shortly before the process can be reaped.
+                proc.wait_end(_REAP_S if wait_readable([proc.process.sentinel], 0) else 0)
         return {proc.process_name: proc.exit_code for proc in self.procs if proc.ended_at is not None}
 
     def hurry(self) -> None:

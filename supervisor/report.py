@@ -108,7 +108,7 @@ class StageDeathReport:
         message = self.error_message or ""
         if len(message) > 500:
             message = f"{message[:500]}…"
-        return f"{self.error_type}: {message}" if message else str(self.error_type)
+        return ": ".join(part for part in (self.error_type, message) if part) or "it said no more"
 
     def _sender(self) -> str:
         if self.signal in {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT"}:

@@ -107,8 +107,7 @@ class _Startup:
             ready = dict(self._poller.poll(self._next_timeout_ms()))
             self._read_messages()
             if self._stop_fd is not None and self._stop_fd in ready:
-                if os.eventfd_read(self._stop_fd) > 1:
-                    self._manager.hurry()
+                self._manager.stops.read()
                 raise StopRequestedError("stopped before every stage was ready")
             # A sentinel of a dead process shows POLLERR, not POLLIN: membership counts.
             for fd, proc in ends.items():

@@ -27,7 +27,37 @@ KILL_WAIT_S = 2.0
 """How long the kernel may take to end a killed process before it is named and left."""
 
 
-def shut_down(procs: list[StageProc], run_dir: RunDir, timeout_s: float, hurry_fd: int, owner_pid: int) -> None:
+class StopRequests:
+    """Count how often the user has asked to stop: the first time ends the requests, the second one all waiting.
+
+    The stop itself looks here as well: a signal may come when nobody else polls any more.
+
+    Args:
+        fd: an eventfd that a signal handler writes to, or None.
+    """
+
+    def __init__(self, fd: int | None) -> None:
+        self.fd = fd
+        self._count = 0
+
+    @property
+    def hurried(self) -> bool:
+        """True from the second one on."""
+        return self._count > 1
+
+    def add(self, times: int) -> None:
+        """Count what somebody else has read."""
+        self._count += times
+
+    def read(self) -> None:
+        """Read what there is."""
+        if self.fd is not None and wait_readable([self.fd], 0):
+            self._count += os.eventfd_read(self.fd)
+
+
+def shut_down(
+    procs: list[StageProc], run_dir: RunDir, timeout_s: float, hurry_fd: int, stops: StopRequests, owner_pid: int
+) -> None:
     """Stop all `procs`, remove the run directory; what a `weakref.finalize` calls, at exit too.
 
     Args:
@@ -35,13 +65,14 @@ def shut_down(procs: list[StageProc], run_dir: RunDir, timeout_s: float, hurry_f
         run_dir: removed, but for the logs if a stage died before it was asked to stop.
         timeout_s: the time between terminate and kill.
         hurry_fd: an eventfd that makes it immediate; closed here.
+        stops: makes it immediate when the user has asked to stop twice.
         owner_pid: the process that started them. In a forked copy of it this function does nothing.
     """
     if os.getpid() != owner_pid:
         return
     keep_logs = any(proc.state is State.DEAD for proc in procs)
     with signals_hurry(lambda: os.eventfd_write(hurry_fd, 1)):
-        _stop_all([proc for proc in procs if proc.state is not State.DEAD], timeout_s, hurry_fd)
+        _stop_all([proc for proc in procs if proc.state is not State.DEAD], timeout_s, hurry_fd, stops)
     for proc in procs:
         if proc.state is State.DEAD:
             proc.release()
@@ -49,26 +80,27 @@ def shut_down(procs: list[StageProc], run_dir: RunDir, timeout_s: float, hurry_f
     os.close(hurry_fd)
 
 
-def _stop_all(procs: list[StageProc], timeout_s: float, hurry_fd: int) -> None:
+def _stop_all(procs: list[StageProc], timeout_s: float, hurry_fd: int, stops: StopRequests) -> None:
     for proc in procs:
         proc.terminate()
-    alive = _wait_all(procs, time.monotonic() + timeout_s, hurry_fd)
+    alive = _wait_all(procs, time.monotonic() + timeout_s, hurry_fd, stops)
     for proc in alive:
         log.warning("stage_killed", stage=proc.stage, replica=proc.replica, pid=proc.pid, shutdown_timeout_s=timeout_s)
         proc.kill()
-    for proc in _wait_all(alive, time.monotonic() + KILL_WAIT_S, None):
+    for proc in _wait_all(alive, time.monotonic() + KILL_WAIT_S, None, StopRequests(None)):
         log.error("stage_unkillable", stage=proc.stage, replica=proc.replica, pid=proc.pid)
 
 
-def _wait_all(procs: list[StageProc], deadline: float, hurry_fd: int | None) -> list[StageProc]:
+def _wait_all(procs: list[StageProc], deadline: float, hurry_fd: int | None, stops: StopRequests) -> list[StageProc]:
     """Wait for the end of all; return those that are alive at the deadline or when hurry is asked for."""
     alive = list(procs)
-    hurried = False
+    hurried = stops.hurried
     while alive and not hurried:
-        fds = [proc.pidfd for proc in alive] + ([] if hurry_fd is None else [hurry_fd])
+        fds = [proc.pidfd for proc in alive] + [fd for fd in (hurry_fd, stops.fd) if fd is not None]
         readable = wait_readable(fds, deadline - time.monotonic())
         alive = [proc for proc in alive if not (proc.pidfd in readable and proc.wait_end(0))]
-        hurried = not readable or hurry_fd in readable
+        stops.read()
+        hurried = not readable or hurry_fd in readable or stops.hurried
     return alive
 
 

@@ -63,7 +63,10 @@ class Turns:
         self._outbox = outbox
         outbox.wake = monitor.wake
         self._lock = lock
-        self._turn = threading.Lock()
+        # It knows its owner, as `threading.Condition` asks it to: a thread that was interrupted right after it took the
+        # turn gives it back.
+        self._turn = threading.RLock()
+        self._has_turn: Callable[[], bool] = self._turn._is_owned  # type: ignore[attr-defined]  # noqa: SLF001
         self._followers: list[Token] = []
         self._background_leads = False
         self._asked = False
@@ -79,11 +82,11 @@ class Turns:
             self._visit()
             return True
         while True:
-            if self._take() or self._follow(thing, ready, deadline):
-                try:
+            try:
+                if self._take() or self._follow(thing, ready, deadline):
                     self._lead(ready, deadline)
-                finally:
-                    self._leave()
+            finally:
+                self._leave()
             if ready():
                 return True
             if deadline is not None and time.monotonic() >= deadline:
@@ -93,15 +96,17 @@ class Turns:
         """Poll in passing, if nobody has for a while: who collects results that lie ready must not hold up the rest."""
         if self._background_leads:
             self._asked = True
-        elif time.monotonic() - self._polled_at > VISIT_S and self._take():
+        elif time.monotonic() - self._polled_at > VISIT_S:
             try:
-                self._poll(0)
+                if self._take():
+                    self._poll(0)
             finally:
                 self._leave()
 
     def end(self) -> None:
         """Make `run_background` return, once whoever polls has noticed."""
         self.over = True
+        self._leave()
         self._away.set()
         self._monitor.wake()
 
@@ -129,7 +134,7 @@ class Turns:
                 self._outbox.flush()
 
     def _take(self) -> bool:
-        if self.over or not self._turn.acquire(blocking=False):
+        if self.over or not (self._has_turn() or self._turn.acquire(blocking=False)):
             return False
         self._taken += 1
         return True
@@ -152,10 +157,14 @@ class Turns:
         self._polled_at = time.monotonic()
 
     def _leave(self) -> None:
-        with self._lock:
-            self._outbox.flush()
-            followers = self._followers[:1]
-        self._turn.release()
+        if not self._has_turn():
+            return
+        try:
+            with self._lock:
+                self._outbox.flush()
+                followers = self._followers[:1]
+        finally:
+            self._turn.release()
         for token in followers:
             token.put(None)
 

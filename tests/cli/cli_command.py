@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
-import termios
 import threading
 import time
 import uuid
-from array import array
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
@@ -190,7 +187,8 @@ class Command:
         for stream in (self._out, self._err):
             if stream is not None:
                 stream.join()
-        assert self._none_left(), f"left: {[_command_line(pid) for pid in self.left()]}"
+        # The resource tracker of multiprocessing ends by itself, right after us.
+        wait_until(lambda: not self.left(), "nothing is left")
         return status
 
     def outputs(self) -> list[dict[str, Any]]:
@@ -213,26 +211,12 @@ class Command:
                     found.append(int(environ.parent.name))
         return found
 
-    def _none_left(self) -> bool:
-        # The resource tracker of multiprocessing ends by itself, right after us.
-        deadline = time.monotonic() + 5
-        while self.left() and time.monotonic() < deadline:
-            threading.Event().wait(0.01)
-        return not self.left()
-
 
 def _lines_of(stream: IO[bytes] | None) -> Lines | None:
     if stream is None:
         return None
     with stream:
         return Lines(os.dup(stream.fileno()))
-
-
-def _command_line(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return f"{pid}, gone meanwhile"
 
 
 def write_config(directory: Path, *engines: str, **keys: Any) -> Path:
@@ -245,14 +229,16 @@ def write_config(directory: Path, *engines: str, **keys: Any) -> Path:
 
 
 def wait_until_full(pipe: int) -> None:
-    """Wait until a pipe that nobody reads takes no more."""
-    capacity = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+    """Wait until a pipe that nobody reads takes no more; `pipe` is its end for writing."""
+    wait_until(lambda: not select.select([], [pipe], [], 0)[1], "the pipe is full")
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    """Wait for something that can only be looked at."""
     deadline = time.monotonic() + HANG_S
-    held = array("i", [0])
-    while held[0] <= capacity - select.PIPE_BUF:
-        assert time.monotonic() < deadline, f"it holds {held[0]} of {capacity} bytes only"
+    while not holds():
+        assert time.monotonic() < deadline, f"it never came that {what}"
         threading.Event().wait(0.005)
-        fcntl.ioctl(pipe, termios.FIONREAD, held)
 
 
 def lines(*requests: Any) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +99,8 @@ class Odd(Echo):
 
 
 class Flood(Echo):
-    """Produce results without end."""
+    """Produce results without end, at a pace that no memory suffers from."""
 
     def step(self) -> list[Output]:
+        time.sleep(0.001)
         return [Output(request_id, "x" * 1000, False) for request_id in self._waiting]

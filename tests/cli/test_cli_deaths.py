@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-from pathlib import Path
+from typing import TYPE_CHECKING
 
+import psutil
 import pytest
-from cli_command import COUNTDOWN, Command, lines, write_config
+from cli_command import COUNTDOWN, Command, lines, wait_until, write_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("logs_may_stay")
 
@@ -42,13 +46,15 @@ def test_an_injected_death(tmp_path: Path, fault: str, cause: str) -> None:
 def test_a_stopped_stage_is_left_to_the_user(tmp_path: Path) -> None:
     """sigstop makes no death; SIGINT ends the command and the stopped stage."""
     config = write_config(tmp_path, "Hold", shutdown_timeout_s=0.2)
-    arguments: list[str | Path] = ["--config", config, "--serve", "--log-format", "json", "--inject", "a:sigstop@0s"]
+    arguments: list[str | Path] = ["--config", config, "--serve", "--log-format", "json", "--inject", "a:sigstop@0.1s"]
     with Command(*arguments) as command:
         pid = command.event("stage_ready")["pid"]
         command.event("pipeline_ready")
+        stage = psutil.Process(pid)
+        wait_until(lambda: stage.status() == psutil.STATUS_STOPPED, "the stage is stopped")
         command.process.send_signal(signal.SIGINT)
         assert command.finish() == 130
-    assert not Path(f"/proc/{pid}").exists()
+    assert not stage.is_running()
 
 
 def test_a_stage_killed_while_idle_ends_serving(tmp_path: Path) -> None:

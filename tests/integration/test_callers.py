@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 from harness import HANG_S, Announcements, data_of, ended, fault, in_thread, pipeline_config, stage
@@ -172,3 +175,33 @@ def test_utility_of_a_closed_pipeline() -> None:
         pass
     with pytest.raises(UtilityError, match="closed"):
         pipeline.utility("only", "echo", timeout_s=HANG_S)
+
+
+class InterruptError(BaseException):
+    """What a signal handler raises."""
+
+
+# Where pyzmq frees a frame an exception cannot rise.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupts_under_load() -> None:
+    """Exceptions of a signal handler, at many moments of a busy loop, never make the close hang."""
+
+    def interrupt(*_: object) -> None:
+        raise InterruptError
+
+    previous = signal.signal(signal.SIGVTALRM, interrupt)
+    moments = random.Random(4711)  # noqa: S311 (no secret)
+    try:
+        for _ in range(4):
+            with Pipeline(pipeline_config(stage("only"))) as pipeline:
+                for _ in range(25):
+                    # A message that an interrupt has torn closes the pipeline, which is a RuntimeError here.
+                    with suppress(InterruptError, RuntimeError, RequestAbortedError):
+                        try:
+                            signal.setitimer(signal.ITIMER_VIRTUAL, moments.uniform(0.0005, 0.005))
+                            for number in range(100):
+                                pipeline.submit(number).result(HANG_S)
+                        finally:
+                            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    finally:
+        signal.signal(signal.SIGVTALRM, previous)

@@ -1,0 +1,197 @@
+"""The command's parts that need no process: lines, sources, injections, the live line, the output."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from run_pipeline import Interrupted, Stop
+from stage.protocol import Injection
+from supervisor import ConfigError, Outcome, PipelineConfig, Request, Result
+from supervisor.arguments import UsageError, parse_injections
+from supervisor.inputs import JsonLines, Serving, open_source
+from supervisor.jsonl import LineSplitter, read_request, to_line
+from supervisor.output import open_output
+from supervisor.progress import Progress
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HANG_S = 30
+
+
+@given(st.lists(st.binary(max_size=5).filter(lambda line: b"\n" not in line), max_size=8), st.data())
+def test_lines_do_not_depend_on_how_they_are_cut(content: list[bytes], data: st.DataObject) -> None:
+    """However a stream is cut into chunks, the same numbered lines come out; only a long one is missing."""
+    stream = b"\n".join(content)
+    splitter = LineSplitter(max_bytes=4)
+    found: list[tuple[int, bytes | None]] = []
+    while stream:
+        size = data.draw(st.integers(1, len(stream)))
+        found += splitter.feed(stream[:size])
+        stream = stream[size:]
+    found += splitter.finish()
+    expected = content[:-1] if content and not content[-1] else content
+    assert found == [(number, line if len(line) <= 4 else None) for number, line in enumerate(expected, 1)]
+
+
+@given(st.binary(max_size=40))
+def test_any_line_is_a_request_or_a_failure(line: bytes) -> None:
+    """Nothing that a line can hold raises."""
+    request = read_request(7, line)
+    assert request is None or request.error is None or request.error.startswith("input line 7: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [(None, "longer than"), (b"[" * 100_000, "nested too deeply"), (b"null", "JSON null"), (b'"x"', "JSON text")],
+)
+def test_what_is_wrong_with_a_line(line: bytes | None, said: str) -> None:
+    """Each problem has its words."""
+    request = read_request(3, line)
+    assert request is not None
+    assert (request.id, said in (request.error or "")) == ("line-3", True)
+
+
+json_data = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text() | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.text(min_size=1), json_data)
+def test_a_request_comes_out_as_it_was_written(request_id: str, data: Any) -> None:
+    """JSON that is encoded elsewhere is understood."""
+    line = msgspec.json.encode({"id": request_id, "data": data})
+    request = read_request(1, line)
+    assert request is not None
+    assert request == Request(request_id, msgspec.json.decode(msgspec.json.encode(data)))
+
+
+def test_a_line_of_output_is_json_whatever_the_data() -> None:
+    """An object that JSON has no words for does not stop the others."""
+    line = to_line(Result("r", "s", [0], {"odd": object(), "z": 1j}))
+    data = msgspec.json.decode(line)["data"]
+    assert data["z"] == [0.0, 1.0]
+    assert data["odd"].startswith("<object")
+    assert to_line(Outcome("r", "finished", None)) == b'{"id":"r","outcome":"finished","error":null}\n'
+
+
+@pytest.fixture
+def pipe() -> Any:
+    """A pipe: both ends, closed at the end."""
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb", buffering=0), os.fdopen(writer, "wb", buffering=0) as stream:
+        yield reader, stream
+
+
+@pytest.mark.parametrize("serving", [False, True])
+def test_close_wakes_a_blocked_read(pipe: Any, serving: bool) -> None:
+    """`close` ends an iteration that waits for a line; the half of a line that has come is no request."""
+    reader, writer = pipe
+    lines = JsonLines(reader, "pipe", owned=False)
+    source = Serving(lines) if serving else lines
+    got: list[Request] = []
+    first = threading.Event()
+
+    def take() -> None:
+        for request in source:
+            got.append(request)
+            first.set()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    writer.write(b'{"data": 1}\n{"data": 2')
+    assert first.wait(HANG_S)
+    source.close()
+    source.close()
+    thread.join(HANG_S)
+    assert not thread.is_alive()
+    assert got == [Request("line-1", 1)]
+
+
+def test_a_source_that_nobody_reads_leaves_nothing(tmp_path: Path) -> None:
+    """Closed before it was read, it gives its descriptors back, and stays empty."""
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(b'{"data": 1}\n')
+    config = pipeline_config()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (a count)
+    source = open_source(str(path), config, serve=False)
+    source.close()
+    assert list(source) == []
+    source = open_source(str(path), config, serve=False)
+    assert list(source) == [Request("line-1", 1)]
+    source.close()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def pipeline_config() -> PipelineConfig:
+    stages = [{"name": "a", "engine": "x:Y"}, {"name": "b", "engine": "x:Y"}]
+    return PipelineConfig.from_dict({"stages": stages})
+
+
+def test_injections() -> None:
+    """Both forms of WHEN, with and without a replica."""
+    parsed = parse_injections(["a:sigkill@2s", "b/0:raise@step=3"], pipeline_config())
+    assert parsed == {"a/0": Injection("sigkill", after_s=2.0), "b/0": Injection("raise", step=3)}
+    with pytest.raises(UsageError, match=r"ACTION is one of sigkill, .* and STAGE one of a, b"):
+        parse_injections(["c:raise@1s"], pipeline_config())
+    with pytest.raises(ConfigError):
+        PipelineConfig.from_dict({})
+
+
+def test_the_live_line_and_the_summary() -> None:
+    """States come from log events, counts from results and outcomes, rates from the time since all were ready."""
+    progress = Progress(0.0)
+    assert progress.live_line(1.0).startswith("starting | 0 done")
+    for replica in (0, 1):
+        assert progress.on_log({"event": "stage_spawned", "stage": "asr", "replica": replica}, 1.0)
+    progress.on_log({"event": "stage_ready", "stage": "asr", "replica": 1}, 2.0)
+    progress.on_log({"event": "pipeline_ready"}, 2.0)
+    assert not progress.on_log({"event": "report_written"}, 2.0)
+    progress.on_event(Result("r", "asr", [0], None))
+    progress.on_event(Outcome("r", "finished", None))
+    progress.on_event(Outcome("q", "failed", "no"))
+    line = "asr/0 starting asr/1 ready | 2 done (1 failed), 1 results | 0.5 requests/s"
+    assert progress.live_line(6.0) == line
+    summary = "requests: 1 finished, 1 failed, 0 aborted; 1 results in 4.0 s, 0.5 requests/s"
+    assert progress.summary(6.0) == summary
+
+
+def test_stop_raises_only_where_it_was_told_to() -> None:
+    """A signal that has come already counts; the clean-up that follows is not cut off."""
+    stop = Stop()
+    try:
+        with stop.raising():
+            pass
+        stop.notice([15])
+        with stop.raising(nth=2):
+            pass
+        with pytest.raises(Interrupted), stop.raising():
+            pass
+        stop.notice([2])
+        assert (stop.signum, stop.count, os.eventfd_read(stop.fd)) == (15, 2, 2)
+    finally:
+        os.close(stop.fd)
+
+
+def test_an_output_file_gets_whole_lines(tmp_path: Path) -> None:
+    """A file is emptied first, and each line is written at once."""
+    path = tmp_path / "out.jsonl"
+    path.write_text("before")
+    stop = Stop()
+    try:
+        with open_output(str(path), stop) as output:
+            output.write(b"line\n")
+            assert path.read_bytes() == b"line\n"
+            with output.watching_reader():
+                assert not output.reader_gone
+    finally:
+        os.close(stop.fd)
