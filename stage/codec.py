@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -29,7 +29,7 @@ class EncodeError(TypeError):
     """This data cannot travel between processes; the text names the type that is in the way."""
 
 
-class Payload(NamedTuple):
+class Payload(msgspec.Struct, gc=False):
     """Encoded data: `body` goes into a header, `frames` follow it."""
 
     body: msgspec.Raw

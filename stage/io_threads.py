@@ -223,12 +223,12 @@ def _encode_output(out: Any, frames: list[Any], input_queue: SimpleQueue[Message
     if data is None:
         return End(request_id) if finished else None
     try:
-        body, own = encode(data)
+        payload = encode(data)
     except EncodeError as exc:
         input_queue.put(("ABORT", [request_id]))
         return Refused(request_id, f"an output of the engine {exc}")
-    frames.extend(own)
-    return Out(request_id, body, len(own), finished)
+    frames.extend(payload.frames)
+    return Out(request_id, payload.body, len(payload.frames), finished)
 
 
 def _encode_reply(emit: Emit, frames: list[Any]) -> Reply:
@@ -236,8 +236,8 @@ def _encode_reply(emit: Emit, frames: list[Any]) -> Reply:
     if error is not None:
         return Reply(call_id, _NO_BODY, 0, error)
     try:
-        body, own = encode(result)
+        payload = encode(result)
     except EncodeError as exc:
         return Reply(call_id, _NO_BODY, 0, f"the result {exc}")
-    frames.extend(own)
-    return Reply(call_id, body, len(own), None)
+    frames.extend(payload.frames)
+    return Reply(call_id, payload.body, len(payload.frames), None)

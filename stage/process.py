@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import traceback
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -32,6 +32,7 @@ from stage.names import fit_name, name_thread
 from stage.parent_watch import watch_parent
 from stage.protocol import Hello, Init
 from stage.recorded_engine import RecordedEngine
+from stage.sockets import batch_scheduling
 from stage.stop_signals import StopSignals
 
 if TYPE_CHECKING:
@@ -76,10 +77,6 @@ def run_stage(boot: Boot) -> None:
     # A group of its own: the terminal's SIGINT does not come here, and one killpg reaches all that the engine starts.
     # Not a session: the kernel schedules sessions against each other, which costs a fifth of a round trip.
     os.setpgid(0, 0)
-    with suppress(OSError):
-        # Same share of the processors, but a thread that wakes does not push the running one aside, only to wait for
-        # the interpreter lock that this one holds: half the context switches of a round trip were such.
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     _redirect_output(boot.log)
     box = BlackBox(Path(boot.black_box))
     signals = StopSignals(box)
@@ -88,7 +85,8 @@ def run_stage(boot: Boot) -> None:
     failed = False
     try:
         signals.unblock()
-        failed = not _serve(boot, box, signals)
+        with batch_scheduling():
+            failed = not _serve(boot, box, signals)
     except BootStopped:
         pass
     except BaseException:
@@ -111,8 +109,10 @@ def _redirect_output(log: str) -> None:
     os.dup2(fd, 2)
     os.close(fd)
     os.close(null)
-    # By the line: what an engine printed before SIGKILL must be in the log.
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    # Made anew: they are None where the supervisor's were closed. By the line, since what an engine printed before
+    # SIGKILL must be in the log.
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     faulthandler.enable()
 
 

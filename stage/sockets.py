@@ -6,15 +6,38 @@ No high-water mark: what is under way is bounded by `max_in_flight`, and a peer 
 from __future__ import annotations
 
 import math
+import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import zmq
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
+
+
+@contextmanager
+def batch_scheduling() -> Iterator[None]:
+    """Let the threads that are started meanwhile run as SCHED_BATCH.
+
+    They have the same share of the processors as before, but one that wakes does not push the running thread aside,
+    often only to wait for something that this one holds: half of the context switches of a round trip were such.
+    """
+    policy, param = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        batch = policy == os.SCHED_OTHER
+        if batch:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    except OSError:
+        batch = False  # a sandbox that forbids it: slower, nothing else
+    try:
+        yield
+    finally:
+        if batch:
+            os.sched_setscheduler(0, policy, param)
 
 
 def milliseconds(seconds: float) -> int:

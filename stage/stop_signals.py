@@ -1,12 +1,16 @@
 """SIGTERM and SIGINT of a stage process: both ask it to end in order.
 
 Until the busy loop stands, a signal ends the boot by an exception, since an import may take a minute; from then on it
-only asks the loop.
+only asks the loop. Python runs a handler when the main thread next comes back to the interpreter: a signal that
+arrives just before that thread begins to wait for a message would be handled after the wait, perhaps never. So a
+thread of its own reads the wakeup fd, into which every signal is written as it arrives, and passes it on.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from typing import TYPE_CHECKING
 
 from stage.handshake import BootStopped
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     from stage.busy_loop import BusyLoop
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+INSIST_S = 0.02
 
 
 class StopSignals:
@@ -33,6 +38,10 @@ class StopSignals:
         self._asked = False
         for signum in SIGNALS:
             signal.signal(signum, self._handle)
+        read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(write_fd, False)
+        signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        threading.Thread(target=self._pass_on, args=(read_fd,), name="stop-signals", daemon=True).start()
 
     def unblock(self) -> None:
         """Let signals in, also those that came before."""
@@ -50,3 +59,12 @@ class StopSignals:
             # Once only: a second one must not cut the clean-up off.
             self._asked = True
             raise BootStopped(0)
+
+    def _pass_on(self, wakeup_fd: int) -> None:
+        while (signum := os.read(wakeup_fd, 1)[0]) not in SIGNALS:
+            pass  # an engine may have signals of its own
+        while self._loop is None and not self._asked:
+            threading.Event().wait(INSIST_S)
+            signal.pthread_kill(threading.main_thread().ident or 0, signum)
+        if self._loop is not None:
+            self._loop.request_shutdown()

@@ -49,8 +49,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
 def open_payload(payload: Payload) -> Any:
     """Decode data that has come from a stage."""
-    body, frames = payload
-    return decode(body, [frame.buffer for frame in frames] if frames else ())
+    frames = payload.frames
+    return decode(payload.body, [frame.buffer for frame in frames] if frames else ())
 
 
 class Handle(Request, Waitable):

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
+import msgspec
+
 if TYPE_CHECKING:
     from stage.codec import Payload
     from supervisor.config import PipelineConfig
@@ -60,18 +62,23 @@ class Request:
         raise NotImplementedError
 
 
-class Task:
-    """A piece of a request at one stage."""
+class Task(msgspec.Struct, gc=False, eq=False):
+    """A piece of a request at one stage.
 
-    __slots__ = ("held", "node", "outputs", "part", "request")
+    Args:
+        request: whose it is.
+        node: the stage.
+        part: the index of the output at each stage before.
+        outputs: outputs with data so far.
+        held: the last of them, for consumers that take only that one.
+    """
 
-    def __init__(self, request: Request, node: StageNode, part: list[int]) -> None:
-        self.request = request
-        self.node = node
-        self.part = part
-        self.outputs = 0
-        self.held: Payload | None = None
-        """The last output that carried data, for consumers that take only that one."""
+    # Not tracked by the garbage collector: the ring from request to task is undone when the task ends.
+    request: Request
+    node: StageNode
+    part: list[int]
+    outputs: int = 0
+    held: Payload | None = None
 
 
 class Post(Protocol):
@@ -157,7 +164,7 @@ class Ledger:
         """Fail the request whose task a stage has refused."""
         task = self._tasks.get(engine_id)
         if task is not None:
-            self._drop(engine_id, task)
+            del self._tasks[engine_id], task.request.tasks[engine_id]
             self.close(task.request, "failed", f"stage {task.node.name!r} refused it: {error}")
 
     def close(
@@ -197,12 +204,9 @@ class Ledger:
             for consumer in task.node.consumers:
                 if consumer.take == "final":
                     self._begin(request, consumer, part, task.held)
-        self._drop(engine_id, task)
+        del self._tasks[engine_id], request.tasks[engine_id]
         if not request.tasks:
             self._end(request, "finished", None)
-
-    def _drop(self, engine_id: str, task: Task) -> None:
-        del self._tasks[engine_id], task.request.tasks[engine_id]
 
     def _end(self, request: Request, outcome: OutcomeName, error: str | None) -> None:
         del self._requests[request.id]

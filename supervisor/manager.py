@@ -50,7 +50,6 @@ class StageProcManager:
         self.config = config
         self.procs: list[StageProc] = []
         self.run_dir = RunDir()
-        self._hurry_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.stops = StopRequests(stop_fd)
         self._closing = threading.Lock()
         self._finalizer = weakref.finalize(
@@ -59,7 +58,6 @@ class StageProcManager:
             self.procs,
             self.run_dir,
             config.shutdown_timeout_s,
-            self._hurry_fd,
             self.stops,
             os.getpid(),
         )
@@ -98,8 +96,7 @@ class StageProcManager:
 
     def hurry(self) -> None:
         """Make a `close` that is under way, or yet to come, kill at once."""
-        if self._finalizer.alive:
-            os.eventfd_write(self._hurry_fd, 1)
+        self.stops.hurry()
 
     def close(self) -> None:
         """End every process: terminate, wait `shutdown_timeout_s` for all of them together, kill. Do it once."""

@@ -74,14 +74,18 @@ class Monitor:
             proc = self._pulls.get(item)
             if proc is not None:
                 self._read(item, proc)
-            elif item in self._ends:
-                # POLLERR, not POLLIN, for a sentinel: membership counts.
-                self._notice(self._ends[item])
-            elif item == self._wake_fd:
-                os.eventfd_read(self._wake_fd)
-            elif self._stop_fd is not None:
-                self._on_stop(os.eventfd_read(self._stop_fd))
+            else:
+                self._sense(item)
         return bool(self.dying)
+
+    def _sense(self, fd: int) -> None:
+        if fd in self._ends:
+            # POLLERR, not POLLIN, for a sentinel: membership counts.
+            self._notice(self._ends[fd])
+        elif fd == self._wake_fd:
+            os.eventfd_read(self._wake_fd)
+        elif self._stop_fd is not None:
+            self._on_stop(os.eventfd_read(self._stop_fd))
 
     def drain(self, proc: StageProc) -> None:
         """Read what a dead process has sent, until its connection has ended, or for `DRAIN_S`."""

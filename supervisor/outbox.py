@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BURST_S = 500e-6
 """Messages that follow each other faster than this are a burst."""
 
-MAX_GATHERED = 64
+MAX_GATHERED = 128
 """Messages that wait at most, so that the stages have work while a long burst is being submitted."""
 
 
@@ -41,7 +41,8 @@ class Outbox:
         self.wake: Callable[[], None] | None = None
         """Makes the thread that polls come back."""
         self._waiting: dict[bytes, tuple[list[ToStage], list[Any]]] = {}
-        self._count = 0
+        self.count = 0
+        """Messages that wait."""
         self._sent_at = 0.0
         self.asleep = False
         """A thread polls, and has not been woken since; it flushes before it polls again."""
@@ -60,7 +61,7 @@ class Outbox:
 
     def dispatch(self) -> None:
         """Send what was put in, unless it is part of a burst: then whoever polls next sends it."""
-        if self._count >= MAX_GATHERED or monotonic() - self._sent_at > BURST_S:
+        if self.count >= MAX_GATHERED or monotonic() - self._sent_at > BURST_S:
             self.flush()
         else:
             self.ring()
@@ -73,9 +74,9 @@ class Outbox:
 
     def flush(self) -> None:
         """Send everything."""
-        if not self._count:
+        if not self.count:
             return
-        waiting, self._waiting, self._count = self._waiting, {}, 0
+        waiting, self._waiting, self.count = self._waiting, {}, 0
         for key, (messages, frames) in waiting.items():
             try:
                 send_message(self._router, header_encoder.encode(messages), frames, to=key)
@@ -85,7 +86,7 @@ class Outbox:
         self._sent_at = monotonic()
 
     def _put(self, key: bytes, message: ToStage, frames: Any) -> None:
-        self._count += 1
+        self.count += 1
         batch = self._waiting.get(key)
         if batch is None:
             self._waiting[key] = ([message], list(frames))

@@ -105,6 +105,8 @@ class Switchboard:
                 return False
             if not request.id:
                 request.id = self._free_id()
+            elif not request.id.isascii():
+                request.id.encode()  # a lone surrogate must fail here, not in a message that carries others too
             self._ledger.open(request, payload)
             self.outbox.dispatch()
             return True
@@ -119,7 +121,7 @@ class Switchboard:
         with self.lock:
             done = self._ledger.done
             fatal = self._apply(proc, messages, frames)
-            if self._ledger.done != done:
+            if self.slots.tokens and self._ledger.done != done:
                 self.slots.wake()
             return fatal
 

@@ -28,79 +28,93 @@ KILL_WAIT_S = 2.0
 
 
 class StopRequests:
-    """Count how often the user has asked to stop: the first time ends the requests, the second one all waiting.
+    """What makes a stop immediate: the user has asked for it twice, or somebody has said `hurry`.
 
-    The stop itself looks here as well: a signal may come when nobody else polls any more.
+    The stop itself looks here: a signal may come when nobody else polls any more.
 
     Args:
-        fd: an eventfd that a signal handler writes to, or None.
+        fd: an eventfd that counts how often the user has asked to stop, or None.
     """
 
     def __init__(self, fd: int | None) -> None:
         self.fd = fd
+        self._hurry_fd: int | None = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._count = 0
+        self.hurried = False
 
-    @property
-    def hurried(self) -> bool:
-        """True from the second one on."""
-        return self._count > 1
+    def fds(self) -> list[int]:
+        """What becomes readable when there is something to `read`."""
+        return [fd for fd in (self._hurry_fd, self.fd) if fd is not None]
 
     def add(self, times: int) -> None:
         """Count what somebody else has read."""
         self._count += times
+        self.hurried = self.hurried or self._count > 1
 
     def read(self) -> None:
         """Read what there is."""
         if self.fd is not None and wait_readable([self.fd], 0):
-            self._count += os.eventfd_read(self.fd)
+            self.add(os.eventfd_read(self.fd))
+
+    def hurry(self) -> None:
+        """Make the stop immediate; for any thread, and for signal handlers."""
+        self.hurried = True
+        if self._hurry_fd is not None:
+            os.eventfd_write(self._hurry_fd, 1)
+
+    def close(self) -> None:
+        """Close what belongs to it; `hurry` does nothing any more."""
+        fd, self._hurry_fd = self._hurry_fd, None
+        if fd is not None:
+            os.close(fd)
 
 
-def shut_down(
-    procs: list[StageProc], run_dir: RunDir, timeout_s: float, hurry_fd: int, stops: StopRequests, owner_pid: int
-) -> None:
+def shut_down(procs: list[StageProc], run_dir: RunDir, timeout_s: float, stops: StopRequests, owner_pid: int) -> None:
     """Stop all `procs`, remove the run directory; what a `weakref.finalize` calls, at exit too.
 
     Args:
-        procs: all that were started; emptied of nothing, since their records outlive them.
+        procs: all that were started; their records outlive them.
         run_dir: removed, but for the logs if a stage died before it was asked to stop.
         timeout_s: the time between terminate and kill.
-        hurry_fd: an eventfd that makes it immediate; closed here.
-        stops: makes it immediate when the user has asked to stop twice.
+        stops: makes it immediate; closed here.
         owner_pid: the process that started them. In a forked copy of it this function does nothing.
     """
     if os.getpid() != owner_pid:
         return
     keep_logs = any(proc.state is State.DEAD for proc in procs)
-    with signals_hurry(lambda: os.eventfd_write(hurry_fd, 1)):
-        _stop_all([proc for proc in procs if proc.state is not State.DEAD], timeout_s, hurry_fd, stops)
+    with signals_hurry(stops.hurry):
+        _stop_all([proc for proc in procs if proc.state is not State.DEAD], timeout_s, stops)
     for proc in procs:
         if proc.state is State.DEAD:
             proc.release()
     run_dir.remove(keep_logs=keep_logs)
-    os.close(hurry_fd)
+    stops.close()
 
 
-def _stop_all(procs: list[StageProc], timeout_s: float, hurry_fd: int, stops: StopRequests) -> None:
+def _stop_all(procs: list[StageProc], timeout_s: float, stops: StopRequests) -> None:
     for proc in procs:
         proc.terminate()
-    alive = _wait_all(procs, time.monotonic() + timeout_s, hurry_fd, stops)
+    alive = _wait_all(procs, time.monotonic() + timeout_s, stops)
     for proc in alive:
         log.warning("stage_killed", stage=proc.stage, replica=proc.replica, pid=proc.pid, shutdown_timeout_s=timeout_s)
         proc.kill()
-    for proc in _wait_all(alive, time.monotonic() + KILL_WAIT_S, None, StopRequests(None)):
+    for proc in _wait_all(alive, time.monotonic() + KILL_WAIT_S, None):
         log.error("stage_unkillable", stage=proc.stage, replica=proc.replica, pid=proc.pid)
 
 
-def _wait_all(procs: list[StageProc], deadline: float, hurry_fd: int | None, stops: StopRequests) -> list[StageProc]:
+def _wait_all(procs: list[StageProc], deadline: float, stops: StopRequests | None) -> list[StageProc]:
     """Wait for the end of all; return those that are alive at the deadline or when hurry is asked for."""
     alive = list(procs)
-    hurried = stops.hurried
-    while alive and not hurried:
-        fds = [proc.pidfd for proc in alive] + [fd for fd in (hurry_fd, stops.fd) if fd is not None]
-        readable = wait_readable(fds, deadline - time.monotonic())
+    over = False
+    while alive and not over:
+        fds = [proc.pidfd for proc in alive]
+        if stops is not None:
+            stops.read()
+            fds += [] if stops.hurried else stops.fds()
+        hurried = stops is not None and stops.hurried
+        readable = wait_readable(fds, 0 if hurried else deadline - time.monotonic())
         alive = [proc for proc in alive if not (proc.pidfd in readable and proc.wait_end(0))]
-        stops.read()
-        hurried = not readable or hurry_fd in readable or stops.hurried
+        over = hurried or not readable
     return alive
 
 

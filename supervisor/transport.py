@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from stage.sockets import Context, Socket, open_socket
+from stage.sockets import Context, Socket, batch_scheduling, open_socket
 
 if TYPE_CHECKING:
     from supervisor.manager import StageProcManager
@@ -32,7 +32,8 @@ class Transport:
             for replica in range(stage.replicas)
         }
         try:
-            self.handshake = open_socket(self.context, zmq.ROUTER, bind=run_dir.address("handshake"))
+            with batch_scheduling():  # the first socket starts zmq's threads
+                self.handshake = open_socket(self.context, zmq.ROUTER, bind=run_dir.address("handshake"))
             self.router = open_socket(self.context, zmq.ROUTER, bind=self.input_address)
             self.pulls: dict[str, Socket] = {
                 label: open_socket(self.context, zmq.PULL, bind=address)

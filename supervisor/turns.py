@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LEASE_S = 0.001
 """How long the background thread leaves the turn to callers: also how long an output may lie when they are gone."""
 
-VISIT_S = 0.0002
+VISIT_S = 0.0005
 """A caller whose result lies ready polls in passing if nobody has for this long."""
 
 Token: TypeAlias = "SimpleQueue[None]"  # noqa: S105 (no secret: a thing to wait on)
@@ -83,8 +83,8 @@ class Turns:
             return True
         while True:
             try:
-                if self._take() or self._follow(thing, ready, deadline):
-                    self._lead(ready, deadline)
+                if (self._take() or self._follow(thing, ready, deadline)) and self._lead(ready, deadline):
+                    return True
             finally:
                 self._leave()
             if ready():
@@ -134,37 +134,47 @@ class Turns:
                 self._outbox.flush()
 
     def _take(self) -> bool:
-        if self.over or not (self._has_turn() or self._turn.acquire(blocking=False)):
+        if self.over or not self._turn.acquire(blocking=False):
             return False
         self._taken += 1
         return True
 
-    def _lead(self, ready: Callable[[], bool], deadline: float | None) -> None:
-        while not ready() and not self.over:
-            timeout_s = None if deadline is None else deadline - time.monotonic()
-            if timeout_s is not None and timeout_s <= 0:
-                return
+    def _lead(self, ready: Callable[[], bool], deadline: float | None) -> bool:
+        """Poll until `ready()`; False if it is not, since the deadline has come or the turns are over."""
+        timeout_s = None
+        while not ready():
+            if deadline is not None:
+                timeout_s = deadline - time.monotonic()
+            if self.over or (timeout_s is not None and timeout_s <= 0):
+                return False
             self._poll(timeout_s)
+        return True
 
     def _poll(self, timeout_s: float | None) -> None:
+        outbox = self._outbox
         with self._lock:
-            self._outbox.flush()
-            self._outbox.asleep = True
+            if outbox.count:
+                outbox.flush()
+            outbox.asleep = True
         if self._monitor.poll(timeout_s):
             self.over = True
             self._away.set()
-        self._outbox.asleep = False
+        outbox.asleep = False
         self._polled_at = time.monotonic()
 
     def _leave(self) -> None:
-        if not self._has_turn():
+        """Give the turn back if this thread has it, be it from a wait that was interrupted."""
+        turn = self._turn
+        if not turn._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 (as threading.Condition does)
             return
         try:
             with self._lock:
-                self._outbox.flush()
+                if self._outbox.count:
+                    self._outbox.flush()
                 followers = self._followers[:1]
         finally:
-            self._turn.release()
+            while turn._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
+                turn.release()
         for token in followers:
             token.put(None)
 
