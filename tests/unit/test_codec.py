@@ -46,7 +46,8 @@ nested = st.recursive(
 
 def through(data: Any) -> Any:
     """Encode, carry over a wire as frames of bytes, decode."""
-    body, frames = encode(data)
+    payload = encode(data)
+    body, frames = payload.body, payload.frames
     # As it is part of a header there.
     carried: msgspec.Raw = msgspec.msgpack.decode(msgspec.msgpack.encode(body), type=msgspec.Raw)
     return decode(carried, [memoryview(bytes(frame)) for frame in frames])
@@ -124,7 +125,8 @@ def test_large_buffers_are_not_copied(data: Any) -> None:
 
 def test_decoded_arrays_are_views() -> None:
     """A large array is a view of its frame, and read-only as that is."""
-    body, frames = encode(np.arange(LARGE))
+    payload = encode(np.arange(LARGE))
+    body, frames = payload.body, payload.frames
     carried = bytes(frames[0])
     back = decode(body, [carried])
     assert np.shares_memory(back, np.frombuffer(carried, np.uint8))
@@ -134,7 +136,8 @@ def test_decoded_arrays_are_views() -> None:
 def test_large_data_stays_out_of_the_header() -> None:
     """Whatever the data, a body is small: what is large is a frame."""
     for data in (["y" * LARGE], list(range(LARGE)), [np.zeros(LARGE, np.uint8)], b"x" * LARGE, [b"x" * LARGE]):
-        body, frames = encode(data)
+        payload = encode(data)
+        body, frames = payload.body, payload.frames
         assert len(body) <= INLINE_LIMIT
         assert frames
 
