@@ -1,4 +1,4 @@
-"""The command `run_pipeline.py`: signal handlers first, then `supervisor.command`, then the exit status.
+"""The command `run_pipeline.py`: signal handlers first, then `supervisor.cli.command`, then the exit status.
 
 Signals are handled from the first moment: before the handlers stand, nothing is imported that takes time.
 """
@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = Stop()
     stop.install()
     try:
-        from supervisor.command import execute  # noqa: PLC0415 (after the handlers)
+        from supervisor.cli.command import execute  # noqa: PLC0415 (after the handlers)
 
         status = execute(argv, stop)
     except Interrupted:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from run_pipeline import Interrupted, Stop
 from stage.protocol import Injection
 from supervisor import ConfigError, Outcome, PipelineConfig, Request, Result
-from supervisor.arguments import UsageError, parse_injections
-from supervisor.inputs import JsonLines, Serving, open_source
-from supervisor.jsonl import LineSplitter, read_request, to_line
-from supervisor.output import open_output
-from supervisor.progress import Progress
+from supervisor.cli.arguments import UsageError, parse_injections
+from supervisor.cli.inputs import JsonLines, Serving, open_source
+from supervisor.cli.jsonl import LineSplitter, read_request, to_line
+from supervisor.cli.output import open_output
+from supervisor.cli.progress import Progress
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ import pytest
 
 from stage.engine_path import load_engine_class
 from supervisor.config import PipelineConfig
-from supervisor.import_check import check_engines
+from supervisor.cli.import_check import check_engines
 
 HANG_S = 30.0
 
@@ -204,7 +204,7 @@ def test_imports_end_with_the_supervisor(tmp_path: Path) -> None:
     script = f"""
 from pathlib import Path
 from supervisor.config import PipelineConfig
-from supervisor.import_check import check_engines
+from supervisor.cli.import_check import check_engines
 stages = [{{"name": "a", "engine": "waiting:Engine"}}]
 check_engines(PipelineConfig.from_dict({{"stages": stages}}, base_dir=Path({str(tmp_path)!r})), {HANG_S})
 """
@@ -229,7 +229,7 @@ def test_an_interrupted_check_leaves_nothing(check: Check, tmp_path: Path, monke
         pids.append(int(fifo.read_text()))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("supervisor.import_check._wait_for_all", interrupt)
+    monkeypatch.setattr("supervisor.cli.import_check._wait_for_all", interrupt)
     with pytest.raises(KeyboardInterrupt):
         check("waiting:Engine", waiting=source)
 

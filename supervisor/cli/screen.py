@@ -11,7 +11,7 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Self
 
-from supervisor.output import write_all
+from supervisor.cli.output import write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

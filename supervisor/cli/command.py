@@ -8,24 +8,24 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from supervisor.arguments import UsageError, parse_arguments, parse_injections
+from supervisor.cli.arguments import UsageError, parse_arguments, parse_injections
+from supervisor.cli.console import Console
+from supervisor.cli.import_check import check_engines
+from supervisor.cli.inputs import STANDARD_INPUT, InputError, open_source
+from supervisor.cli.jsonl import to_line
+from supervisor.cli.output import STANDARD_OUTPUT, OutputError, ReaderGoneError, open_output
 from supervisor.config import ConfigError, PipelineConfig
-from supervisor.console import Console
 from supervisor.errors import SpawnError, StageDiedError, StartupError, StopRequestedError
-from supervisor.import_check import check_engines
-from supervisor.inputs import STANDARD_INPUT, InputError, open_source
-from supervisor.jsonl import to_line
-from supervisor.output import STANDARD_OUTPUT, OutputError, ReaderGoneError, open_output
 from supervisor.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from stage.protocol import Injection
-    from supervisor.arguments import Arguments
+    from supervisor.cli.arguments import Arguments
+    from supervisor.cli.inputs import Source
+    from supervisor.cli.output import Output, Stop
     from supervisor.handle import Outcome, Result
-    from supervisor.inputs import Source
-    from supervisor.output import Output, Stop
     from supervisor.report import StageDeathReport
 
 FINISHED, FAILED, MISUSED, DIED, READER_GONE = 0, 1, 2, 3, 141

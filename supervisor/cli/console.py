@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 
+from supervisor.cli.progress import Progress
+from supervisor.cli.screen import STANDARD_ERROR, Screen
 from supervisor.log import LOGGER_NAME
-from supervisor.progress import Progress
-from supervisor.screen import STANDARD_ERROR, Screen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping

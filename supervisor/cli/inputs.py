@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from supervisor.jsonl import LineSplitter, read_request
+from supervisor.cli.jsonl import LineSplitter, read_request
 from supervisor.run import Request
 
 if TYPE_CHECKING:
