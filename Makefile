@@ -37,7 +37,7 @@ bench: $(VENV)/dev.stamp  ## compare with multiprocessing.Queue and ProcessPoolE
 	$(BIN)/python benchmarks/bench.py
 
 clean:  ## remove the environment and every cache
-	rm -rf $(VENV) .coverage* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
+	rm -rf $(VENV) build .coverage* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

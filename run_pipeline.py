@@ -154,7 +154,9 @@ def _open_missing_streams() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number, which is this one
+            # It gets the lowest free number, which is this one. Standard output stays unwritable: results that nobody
+            # can get are an error.
+            os.set_inheritable(os.open(os.devnull, os.O_WRONLY if fd == 2 else os.O_RDONLY), True)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """The black box: a small mmap'd file that a stage writes and the supervisor reads after its death.
 
-What is stored here survives SIGKILL and `os._exit`: the pages belong to the file, not to the process. One writer, the
-stage; each counter is one aligned 64-bit store, and the length of the error is written after its text.
+What is stored here survives SIGKILL and `os._exit`: the pages belong to the file, not to the process. Only the stage
+writes; each counter is one aligned 64-bit store, and the length of the error is written after its text.
 """
 
 from __future__ import annotations
 
+import importlib
 import mmap
 import os
-import time
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,13 +19,19 @@ from stage.errors_text import safe_str, traceback_text
 from stage.protocol import ErrorRecord
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from types import TracebackType
 
 PHASES = ("spawned", "hello", "import", "init", "io", "ready", "stopping")
 
-_PHASE, _STEPS, _STEP_STARTED, _SIGNAL, _ERROR_SIZE = range(5)
+_PHASE, _STEPS, _SIGNAL, _ERROR_SIZE = range(4)
 _HEADER_SIZE = 64
 _SIZE = 256 * 1024
+_HERE = Path(__file__).parent
+_OURS = (
+    *(str(_HERE / f"{name}.py") for name in ("busy_loop", "engine_path", "handshake", "process", "recorded_engine")),
+    str(Path(importlib.__file__).parent),
+    "<frozen importlib",
+)
 
 
 class BlackBoxRecord(msgspec.Struct, frozen=True):
@@ -32,14 +40,12 @@ class BlackBoxRecord(msgspec.Struct, frozen=True):
     Args:
         phase: one of `PHASES`.
         steps: number of steps begun.
-        step_started_ns: monotonic clock at the begin of the step under way, 0 between steps.
         signal: number of the SIGTERM or SIGINT that the stage got, 0 if none.
         error: the first error, if there was one.
     """
 
     phase: str
     steps: int
-    step_started_ns: int
     signal: int
     error: ErrorRecord | None
 
@@ -60,7 +66,7 @@ def read_black_box(path: Path) -> BlackBoxRecord:
     error = None
     if size := cells[_ERROR_SIZE]:
         error = msgspec.msgpack.decode(content[_HEADER_SIZE : _HEADER_SIZE + size], type=ErrorRecord)
-    return BlackBoxRecord(PHASES[cells[_PHASE]], cells[_STEPS], cells[_STEP_STARTED], cells[_SIGNAL], error)
+    return BlackBoxRecord(PHASES[cells[_PHASE]], cells[_STEPS], cells[_SIGNAL], error)
 
 
 class BlackBox:
@@ -71,6 +77,7 @@ class BlackBox:
     """
 
     def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), _SIZE)
         self._cells = memoryview(self._map)[:_HEADER_SIZE].cast("q")
@@ -92,11 +99,6 @@ class BlackBox:
     def step_begins(self) -> None:
         """Record that a step begins."""
         self._cells[_STEPS] += 1
-        self._cells[_STEP_STARTED] = time.monotonic_ns()
-
-    def step_ended(self) -> None:
-        """Record that no step is under way."""
-        self._cells[_STEP_STARTED] = 0
 
     def got_signal(self, signum: int) -> None:
         """Record the signal that asked the stage to stop."""
@@ -105,12 +107,22 @@ class BlackBox:
     def record_error(self, cause: str, exc: BaseException) -> ErrorRecord:
         """Record `exc` unless an earlier error stands here: the first failure is the cause."""
         kind = type(exc)
+        exc.__traceback__ = _from_engine(exc.__traceback__)
         record = ErrorRecord(cause, self.phase, _qualified_name(kind), safe_str(exc), traceback_text(exc))
-        if not self.has_error:
-            text = msgspec.msgpack.encode(record)
-            self._map[_HEADER_SIZE : _HEADER_SIZE + len(text)] = text
-            self._cells[_ERROR_SIZE] = len(text)
+        with self._lock:  # the busy loop and an IO thread may fail together
+            if not self.has_error:
+                text = msgspec.msgpack.encode(record)
+                self._map[_HEADER_SIZE : _HEADER_SIZE + len(text)] = text
+                self._cells[_ERROR_SIZE] = len(text)
         return record
+
+
+def _from_engine(traceback: TracebackType | None) -> TracebackType | None:
+    """Leave out the frames of ours by which the engine was called or imported: they lead away from the fault."""
+    inner = traceback
+    while inner is not None and inner.tb_frame.f_code.co_filename.startswith(_OURS):
+        inner = inner.tb_next
+    return inner or traceback
 
 
 def _qualified_name(kind: type) -> str:

@@ -48,10 +48,12 @@ def encode(data: Any) -> Payload:
         if len(data) <= INLINE_LIMIT:
             return Payload(msgspec.Raw(_encode_plain(data)), ())
         return Payload(msgspec.Raw(_encode_plain(msgspec.msgpack.Ext(_BYTES, b""))), [data])
+    if isinstance(data, msgspec.Raw):
+        raise EncodeError("cannot be encoded: msgspec.Raw is taken for encoded already, and would not be checked")
     frames: list[Any] = []
     try:
         body = msgspec.msgpack.encode(data, enc_hook=partial(_encode_special, frames))
-    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+    except (TypeError, ValueError, OverflowError, RecursionError, BufferError) as exc:
         raise EncodeError(f"cannot be encoded: {exc}") from exc
     if len(body) > INLINE_LIMIT:
         frames.insert(0, body)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,6 +40,11 @@ _ACTS: dict[str, Callable[[], None]] = {
 }
 
 
+def _act(action: str) -> None:
+    print(f"acting out {action}, as --inject asked", file=sys.stderr)  # noqa: T201 (the stage's log)
+    _ACTS[action]()
+
+
 def arm(injection: Injection, fail: Callable[[str], None]) -> None:
     """Start the clock of a fault that is due some seconds after READY.
 
@@ -47,9 +54,7 @@ def arm(injection: Injection, fail: Callable[[str], None]) -> None:
     """
     if injection.after_s is None:
         return
-    act = _ACTS[injection.action]
-    if injection.action == "raise":
-        act = _fail_with(fail)
+    act = _fail_with(fail) if injection.action == "raise" else partial(_act, injection.action)
     timer = threading.Timer(injection.after_s + READY_LEAVES_S, act)
     timer.name = "injection"
     timer.daemon = True
@@ -77,5 +82,5 @@ class FaultyStep:
         """Count the step, and act if it is the one."""
         self._number += 1
         if self._number == self._injection.step:
-            _ACTS[self._injection.action]()
+            _act(self._injection.action)
         return self._step()

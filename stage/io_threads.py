@@ -215,8 +215,8 @@ def encode_batch(batch: Sequence[Emit], input_queue: SimpleQueue[Message]) -> tu
 
 
 def _encode_output(out: Any, frames: list[Any], input_queue: SimpleQueue[Message]) -> FromStage | None:
-    if not isinstance(out, Output):
-        wrong = f"step() returned an element of type {type(out).__qualname__!r}, it must be stage.Output"
+    if not isinstance(out, Output) or not isinstance(out.request_id, str):
+        wrong = f"step() returned {out!r:.200}: it must return stage.Output(request_id: str, data, finished)"
         input_queue.put(("EXECUTOR_FAILED", wrong))
         return None
     request_id, data, finished = out
@@ -228,7 +228,7 @@ def _encode_output(out: Any, frames: list[Any], input_queue: SimpleQueue[Message
         input_queue.put(("ABORT", [request_id]))
         return Refused(request_id, f"an output of the engine {exc}")
     frames.extend(payload.frames)
-    return Out(request_id, payload.body, len(payload.frames), finished)
+    return Out(request_id, payload.body, len(payload.frames), bool(finished))
 
 
 def _encode_reply(emit: Emit, frames: list[Any]) -> Reply:

@@ -113,7 +113,7 @@ def _redirect_output(log: str) -> None:
     # SIGKILL must be in the log.
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)  # the log's last lines must show the thread that crashed
 
 
 def _serve(boot: Boot, box: BlackBox, signals: StopSignals) -> bool:

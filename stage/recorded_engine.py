@@ -26,18 +26,16 @@ class RecordedEngine:
         self.utility = engine.utility
         if hasattr(engine, "set_failure_callback"):
             self.set_failure_callback = engine.set_failure_callback
-        self._has_work = engine.has_work
+        self.has_work = engine.has_work
         self._step = engine.step
         if injection is not None:
             self._step = FaultyStep(engine.step, injection)
-        self._begins, self._ended = box.step_begins, box.step_ended
-
-    def has_work(self) -> bool:
-        """Ask the engine; the last step has ended, also one that returned a generator."""
-        self._ended()
-        return bool(self._has_work())
+        self._begins = box.step_begins
 
     def step(self) -> Any:
         """Record the step, then do it."""
         self._begins()
-        return self._step()
+        outputs = self._step()
+        if outputs is None:
+            raise TypeError("step() returned None: it must return its Outputs, an empty list if there are none")
+        return outputs

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
 
+_MAX_WAIT_S = 2_000_000.0
+
 
 @contextmanager
 def batch_scheduling() -> Iterator[None]:
@@ -41,7 +43,9 @@ def batch_scheduling() -> Iterator[None]:
 
 
 def milliseconds(seconds: float) -> int:
-    """A timeout as zmq takes it, rounded up: rounded down, the last millisecond before a deadline would spin."""
+    """A timeout as poll takes it, a C int. Rounded up: rounded down, the last millisecond to a deadline would spin."""
+    if not seconds < _MAX_WAIT_S:
+        return int(_MAX_WAIT_S * 1000)
     return max(0, math.ceil(seconds * 1000))
 
 

@@ -42,14 +42,17 @@ class StopSignals:
         os.set_blocking(write_fd, False)
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         threading.Thread(target=self._pass_on, args=(read_fd,), name="stop-signals", daemon=True).start()
+        os.register_at_fork(after_in_child=_forget)
 
     def unblock(self) -> None:
         """Let signals in, also those that came before."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def hand_over(self, loop: BusyLoop) -> None:
-        """From now on a signal asks `loop` to end."""
+        """From now on a signal asks `loop` to end, also one that the engine has swallowed while it was built."""
         self._loop = loop
+        if self._asked:
+            loop.request_shutdown()
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
         self._box.got_signal(signum)
@@ -61,10 +64,24 @@ class StopSignals:
             raise BootStopped(0)
 
     def _pass_on(self, wakeup_fd: int) -> None:
-        while (signum := os.read(wakeup_fd, 1)[0]) not in SIGNALS:
-            pass  # an engine may have signals of its own
-        while self._loop is None and not self._asked:
-            threading.Event().wait(INSIST_S)
-            signal.pthread_kill(threading.main_thread().ident or 0, signum)
-        if self._loop is not None:
-            self._loop.request_shutdown()
+        """See that a signal is heeded; the body of a thread.
+
+        Python runs a handler when the main thread comes back to Python code. A signal that meets it just before it
+        blocks would be noticed with the next message only.
+        """
+        while True:
+            signum = os.read(wakeup_fd, 1)[0]
+            if signum not in SIGNALS:
+                continue  # an engine may have signals of its own
+            while self._loop is None and not self._asked:
+                threading.Event().wait(INSIST_S)
+                signal.pthread_kill(threading.main_thread().ident or 0, signum)
+            if self._loop is not None:
+                self._loop.request_shutdown()
+
+
+def _forget() -> None:
+    """Undo it in a fork copy: what an engine forks must end by a signal, and not tell this stage of it."""
+    signal.set_wakeup_fd(-1)
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_DFL)

@@ -4,6 +4,7 @@ from supervisor.config import ConfigError, PipelineConfig
 from supervisor.errors import (
     RequestAbortedError,
     RequestFailedError,
+    SpawnError,
     StageDiedError,
     StartupError,
     StopRequestedError,
@@ -24,6 +25,7 @@ __all__ = [
     "RequestAbortedError",
     "RequestFailedError",
     "Result",
+    "SpawnError",
     "StageDeathReport",
     "StageDiedError",
     "StageProcManager",

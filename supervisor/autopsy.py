@@ -6,33 +6,36 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from supervisor.lifecycle import State
 from supervisor.report import Evidence
+from supervisor.teardown import KILL_WAIT_S, wait_all
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from supervisor.report import Cause
     from supervisor.stage_proc import StageProc
+    from supervisor.teardown import StopRequests
 
 LOG_LINES = 20
 _LOG_BYTES = 64 * 1024
-_KILL_WAIT_S = 2.0
 
 
-def examine(proc: StageProc, *, said: str | None, verdict: Cause | None, exit_wait_s: float) -> Evidence:
+def examine(
+    proc: StageProc, *, said: str | None, verdict: Cause | None, deadline: float, stops: StopRequests
+) -> Evidence:
     """Wait for the end of a process that is dying, kill it if it does not end, and gather what it left.
 
     Args:
         proc: the process.
         said: the error text of its `fatal` message, or None.
         verdict: why the supervisor itself ends it, or None.
-        exit_wait_s: how long it may take to end by itself.
+        deadline: until when, on the monotonic clock, it may end by itself.
+        stops: makes it immediate.
     """
     box = proc.read_box()
-    if not proc.wait_end(exit_wait_s):
+    if wait_all([proc], deadline, stops):
         proc.kill()
-        proc.wait_end(_KILL_WAIT_S)
+        wait_all([proc], time.monotonic() + KILL_WAIT_S, None)
     # Read again: the error may have been recorded meanwhile. The phase of a stage that we killed is that before it.
     if verdict is None:
         box = proc.read_box()
@@ -41,7 +44,7 @@ def examine(proc: StageProc, *, said: str | None, verdict: Cause | None, exit_wa
         stage=proc.stage,
         replica=proc.replica,
         pid=proc.pid,
-        exit_code=proc.exit_code if proc.state is State.DEAD else None,
+        exit_code=proc.exit_code,
         box=box,
         said=said,
         verdict=verdict,

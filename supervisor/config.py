@@ -66,6 +66,13 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True):
     take: Literal["each", "final"] = "each"
     replicas: int = 1
 
+    def environment(self, replica: int) -> dict[str, str]:
+        """The variables to set in the process of replica number `replica`, over those that it inherits."""
+        # Several processes share the machine: one thread each, unless somebody says otherwise.
+        threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
+        identity = {"STAGE_NAME": self.name, "STAGE_REPLICA": str(replica), "STAGE_REPLICAS": str(self.replicas)}
+        return threads | self.env | identity
+
 
 class InputConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What to run when the command line names no input: exactly one of two absolute paths.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from supervisor.errors import StageDiedError
@@ -53,43 +54,37 @@ class Core:
         injections: Mapping[str, Injection],
         stop_fd: int | None,
     ) -> None:
-        self.manager = StageProcManager(config, stop_fd)
         self._closing = threading.Lock()
         self._closed = False
         self._owner_pid = os.getpid()
-        try:
-            self._transport = Transport(self.manager)
-        except BaseException:
-            self.manager.close()
-            raise
-        try:
-            reporter = Reporter(report_dir)
-            with launch(self.manager, self._transport, reporter, injections, stop_fd):
-                self.switchboard = Switchboard(config, Outbox(self._transport.router))
+        reporter = Reporter(report_dir)
+        with ExitStack() as opened:
+            self.manager = StageProcManager(config, stop_fd)
+            opened.callback(self.manager.close)
+            transport = Transport(self.manager)
+            opened.callback(transport.close)
+            with launch(self.manager, transport, reporter, injections, stop_fd):
+                self.switchboard = Switchboard(config, Outbox(transport.router))
             self._monitor = Monitor(
                 self.manager.procs,
-                self._transport.pulls,
+                transport.pulls,
                 self.switchboard.on_message,
-                self._lose_message,
+                self.switchboard.give_up,
                 stop_fd,
                 self._stop,
             )
-        except BaseException:
-            self.manager.close()
-            self._transport.close()
-            raise
-        self.turns = Turns(self._monitor, self.switchboard.outbox, self.switchboard.lock)
-        undertaker = Undertaker(self.manager, self._monitor, self.switchboard, reporter)
-        self._thread = threading.Thread(
-            target=_watch,
-            args=(self.turns, self._monitor, self.switchboard, undertaker),
-            name="pipeline-watch",
-            daemon=True,
-        )
-        self._thread.start()
+            opened.callback(self._monitor.close)
+            # Once more, so that it comes first: a stage flushes its last messages into sockets that are still open.
+            opened.callback(self.manager.close)
+            self.turns = Turns(self._monitor, self.switchboard.outbox, self.switchboard.lock)
+            self._undertaker = Undertaker(self.manager, self._monitor, self.switchboard, reporter)
+            parts = (self.turns, self._monitor, self.switchboard, self._undertaker)
+            self._thread = threading.Thread(target=_watch, args=parts, name="pipeline-watch", daemon=True)
+            self._thread.start()
+            self._opened = opened.pop_all()
 
     def submit(self, request: Request, payload: Payload) -> None:
-        """Send a request off, once there is a slot for it; an empty id is replaced.
+        """Send a request off, once there is a slot for it.
 
         Raises:
             ValueError: a request of this id is alive.
@@ -118,18 +113,17 @@ class Core:
             self._closed = True
             self.switchboard.close("the pipeline is closed")
             self.turns.end()
-            self._thread.join()
-            self.manager.close()
-            self._monitor.close()
-            self._transport.close()
+            if threading.current_thread() is not self._thread:  # it may be a log handler that closes
+                self._thread.join()
+            if self.switchboard.died is None and self._monitor.poll(0):
+                self._undertaker.bury()  # a death that nobody has been told of yet
+            self.switchboard.outbox.wake = None
+            self._opened.close()
         log.info("pipeline_stopped")
 
     def _stop(self, times: int) -> None:
         self.switchboard.close("the pipeline was asked to stop")
         self.manager.stops.add(times)
-
-    def _lose_message(self) -> None:
-        self.switchboard.close("a message was lost, since an interrupt came while it was handled")
 
 
 def _watch(turns: Turns, monitor: Monitor, switchboard: Switchboard, undertaker: Undertaker) -> None:

@@ -32,6 +32,10 @@ class StartupError(Exception):
         self.report = report
 
 
+class SpawnError(StartupError):
+    """A stage process could not even be started, for lack of a resource."""
+
+
 class RequestFailedError(Exception):
     """A request failed.
 
@@ -56,7 +60,3 @@ class UtilityError(Exception):
 
 class StopRequestedError(Exception):
     """The user asked to stop before the pipeline was ready."""
-
-
-class SpawnError(Exception):
-    """A stage process could not be started."""

@@ -81,6 +81,24 @@ class Task(msgspec.Struct, gc=False, eq=False):
     held: Payload | None = None
 
 
+def check_id(request_id: str) -> None:
+    """See that an id can be sent and printed.
+
+    Raises:
+        TypeError: it is no text.
+        ValueError: it is empty, or no valid Unicode.
+    """
+    if not isinstance(request_id, str):
+        raise TypeError(f"request id {request_id!r:.100} must be a str, not {type(request_id).__name__}")
+    if not request_id:
+        raise ValueError("a request id must have at least one character")
+    if not request_id.isascii():
+        try:
+            request_id.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"request id {request_id!r:.100} is no valid Unicode: it has a lone surrogate") from None
+
+
 class Post(Protocol):
     """Where the ledger says what the stages must be sent."""
 
@@ -116,6 +134,8 @@ class Ledger:
         self._number = 0
         self.done = 0
         """Requests that have ended."""
+        self.strangers: list[str] = []
+        """Ids in outputs that were never given to any stage; whoever reads them clears the list."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -140,6 +160,7 @@ class Ledger:
         """Account for an output with data: deliver it, or pass it on."""
         task = self._tasks.get(engine_id)
         if task is None:
+            self._check_stranger(engine_id)
             return
         part = [*task.part, task.outputs]
         task.outputs += 1
@@ -159,13 +180,15 @@ class Ledger:
         task = self._tasks.get(engine_id)
         if task is not None:
             self._finish(engine_id, task)
+        else:
+            self._check_stranger(engine_id)
 
     def refuse(self, engine_id: str, error: str) -> None:
         """Fail the request whose task a stage has refused."""
         task = self._tasks.get(engine_id)
         if task is not None:
             del self._tasks[engine_id], task.request.tasks[engine_id]
-            self.close(task.request, "failed", f"stage {task.node.name!r} refused it: {error}")
+            self.close(task.request, "failed", f"stage {task.node.name!r}: {error}")
 
     def close(
         self,
@@ -190,6 +213,12 @@ class Ledger:
     def alive(self) -> list[Request]:
         """All requests without an outcome, oldest first."""
         return list(self._requests.values())
+
+    def _check_stranger(self, engine_id: str) -> None:
+        """Tell an id that has ended from one that was never given out: then an engine mixes its ids up."""
+        number = engine_id.rpartition("#")[2]
+        if not (number.isdecimal() and 0 < int(number) <= self._number):
+            self.strangers.append(engine_id)
 
     def _begin(self, request: Request, node: StageNode, part: list[int], payload: Payload) -> None:
         self._number += 1

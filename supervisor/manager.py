@@ -6,6 +6,7 @@ covers a start that is interrupted half-way, and a manager that is dropped witho
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import multiprocessing.util
 import os
@@ -15,6 +16,7 @@ import threading
 import time
 import weakref
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from types import ModuleType
 from typing import TYPE_CHECKING, Self
 
@@ -22,6 +24,7 @@ from stage.black_box import create_black_box
 from stage.process import Boot, run_stage
 from supervisor.errors import SpawnError
 from supervisor.log import log
+from supervisor.report import spawn_failure
 from supervisor.run_dir import RunDir
 from supervisor.stage_proc import StageProc, wait_readable
 from supervisor.teardown import StopRequests, shut_down
@@ -49,8 +52,8 @@ class StageProcManager:
     def __init__(self, config: PipelineConfig, stop_fd: int | None = None) -> None:
         self.config = config
         self.procs: list[StageProc] = []
-        self.run_dir = RunDir()
         self.stops = StopRequests(stop_fd)
+        self.run_dir = RunDir()
         self._closing = threading.Lock()
         self._finalizer = weakref.finalize(
             self,
@@ -61,6 +64,10 @@ class StageProcManager:
             self.stops,
             os.getpid(),
         )
+        # Of our own: finalize's hook stands since the first finalizer of the process, perhaps before multiprocessing's,
+        # which would wait for the stages first.
+        self._finalizer.atexit = False
+        atexit.register(self._finalizer)
 
     def start(self) -> None:
         """Spawn every stage.
@@ -68,13 +75,16 @@ class StageProcManager:
         Raises:
             SpawnError: one could not be started; those before it have been taken down.
         """
+        _open_missing_streams()
+        # Ahead of the mask: its start unblocks SIGINT and SIGTERM, and the first stage would inherit that.
+        resource_tracker.ensure_running()
         for stage in self.config.stages:
             for replica in range(stage.replicas):
                 try:
                     self._spawn(stage.name, replica)
                 except OSError as exc:
                     self.close()
-                    raise SpawnError(f"stage {stage.name!r} replica {replica} could not be started: {exc}") from exc
+                    raise SpawnError(spawn_failure(stage.name, replica, exc)) from exc
                 except BaseException:
                     self.close()
                     raise
@@ -102,6 +112,7 @@ class StageProcManager:
         """End every process: terminate, wait `shutdown_timeout_s` for all of them together, kill. Do it once."""
         with self._closing:
             self._finalizer()
+            atexit.unregister(self._finalizer)
 
     def __enter__(self) -> Self:
         self.start()
@@ -122,10 +133,24 @@ class StageProcManager:
             process.start()
             pid = process.pid
             assert pid is not None  # noqa: S101 (set by start)
-            self.procs.append(
-                StageProc(stage, replica, process, pid, os.pidfd_open(pid), box, log_path, time.monotonic())
-            )
+            try:
+                pidfd = os.pidfd_open(pid)
+            except OSError:
+                process.kill()
+                process.join()
+                process.close()
+                raise
+            self.procs.append(StageProc(stage, replica, process, pid, pidfd, box, log_path, time.monotonic()))
         log.info("stage_spawned", stage=stage, replica=replica, pid=pid)
+
+
+def _open_missing_streams() -> None:
+    """Let no pipe to a stage have the number of a standard stream that is closed: the stage redirects those."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number, which is this one
 
 
 @contextmanager

@@ -31,7 +31,7 @@ class Monitor:
         procs: the processes, all alive.
         pulls: the output sockets by `stage/replica`.
         on_message: gets each message, as `(proc, frames)`; it returns True if the message was a `fatal`.
-        on_lost: called when a message could not be applied.
+        on_lost: called when a message was cut off, with the reason.
         stop_fd: an eventfd that becomes readable when the user asks to stop, or None.
         on_stop: called when it has, with its counter.
     """
@@ -41,7 +41,7 @@ class Monitor:
         procs: list[StageProc],
         pulls: dict[str, Socket],
         on_message: Callable[[StageProc, list[zmq.Frame]], bool],
-        on_lost: Callable[[], None],
+        on_lost: Callable[[str], None],
         stop_fd: int | None,
         on_stop: Callable[[int], None],
     ) -> None:
@@ -108,12 +108,10 @@ class Monitor:
         os.close(self._wake_fd)
 
     def _read(self, pull: Socket, proc: StageProc) -> None:
-        frames = receive_frames(pull, zmq.NOBLOCK)
         try:
-            fatal = self._on_message(proc, frames)
-        except BaseException:
-            # An interrupt in the middle of it: what the message said is lost, so nobody may wait for it.
-            self._on_lost()
+            fatal = self._on_message(proc, receive_frames(pull, zmq.NOBLOCK))
+        except BaseException as exc:
+            self._on_lost(type(exc).__name__)
             raise
         if fatal:
             self._notice(proc)

@@ -44,6 +44,7 @@ class Outbox:
         self.count = 0
         """Messages that wait."""
         self._sent_at = 0.0
+        self._torn = False
         self.asleep = False
         """A thread polls, and has not been woken since; it flushes before it polls again."""
 
@@ -74,7 +75,7 @@ class Outbox:
 
     def flush(self) -> None:
         """Send everything."""
-        if not self.count:
+        if not self.count or self._torn:
             return
         waiting, self._waiting, self.count = self._waiting, {}, 0
         for key, (messages, frames) in waiting.items():
@@ -84,6 +85,10 @@ class Outbox:
                 # The stage is dead, which its sentinel tells: its requests fail then.
                 log.debug("message_unsent", to=key.decode(), reason=str(exc))
         self._sent_at = monotonic()
+
+    def tear(self) -> None:
+        """Send nothing any more: a message was cut off, and what comes next would become a part of it."""
+        self._torn = True
 
     def _put(self, key: bytes, message: ToStage, frames: Any) -> None:
         self.count += 1

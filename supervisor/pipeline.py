@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import threading
 import time
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from stage.codec import encode
+from supervisor.config import PipelineConfig
 from supervisor.core import Core
 from supervisor.errors import UtilityError
 from supervisor.handle import Handle, open_payload
+from supervisor.ledger import check_id
 from supervisor.log import log
 from supervisor.run import run_requests
 
@@ -19,7 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stage.protocol import Injection
-    from supervisor.config import PipelineConfig
     from supervisor.handle import Outcome, Result
     from supervisor.report import StageDeathReport
     from supervisor.run import Request
@@ -63,6 +66,8 @@ class Pipeline:
         injections: Mapping[str, Injection] | None = None,
         stop_fd: int | None = None,
     ) -> None:
+        if not isinstance(config, PipelineConfig):
+            raise TypeError(f"config must be a PipelineConfig, not {config!r:.100}: see PipelineConfig.from_yaml")
         self._config = config
         self._report_dir = report_dir
         self._injections = injections or {}
@@ -75,6 +80,7 @@ class Pipeline:
 
         Raises:
             StartupError: a stage failed, died, or was not ready within `startup_timeout_s`; the others are down.
+                `SpawnError`, one of it, if its process could not be started.
             StopRequestedError: `stop_fd` was written to meanwhile.
             RuntimeError: it has been started before.
         """
@@ -83,13 +89,17 @@ class Pipeline:
         began = time.monotonic()
         core = Core(self._config, self._report_dir, self._injections, self._stop_fd)
         self._core_or_none = core
-        self._finalizer = weakref.finalize(self, core.close)
+        self._finalizer = weakref.finalize(self, _close_elsewhere, core)
+        # At exit it is `atexit` that closes, while everything still stands (see `manager`).
+        self._finalizer.atexit = False
+        atexit.register(core.close)
         log.info("pipeline_ready", name=self._config.name, startup_s=round(time.monotonic() - began, 3))
 
     def close(self) -> None:
         """Abort what is under way and stop every stage, within `shutdown_timeout_s` and the time a kill takes."""
         if self._core_or_none is not None:
             self._core_or_none.close()
+            atexit.unregister(self._core_or_none.close)
 
     def __enter__(self) -> Self:
         self.start()
@@ -108,14 +118,16 @@ class Pipeline:
 
         Raises:
             StageDiedError: a stage has died.
-            ValueError: a request of this id is alive.
-            EncodeError: the data cannot be sent; a TypeError.
+            ValueError: a request of this id is alive, or the id is empty or no valid Unicode.
+            TypeError: the id is no str, or the data cannot be sent (EncodeError).
             RuntimeError: the pipeline is not running.
         """
-        if request_id is not None and (not isinstance(request_id, str) or not request_id):
-            raise TypeError(f"request_id must be a str of at least one character, not {request_id!r}")
         core = self._core
-        handle = Handle(request_id or "", core.switchboard, core.turns)
+        if request_id is None:
+            request_id = core.switchboard.new_id()
+        else:
+            check_id(request_id)
+        handle = Handle(request_id, core.switchboard, core.turns)
         core.submit(handle, encode(data))
         return handle
 
@@ -134,11 +146,22 @@ class Pipeline:
     ) -> Any:
         """Call `engine.utility(name, args)` of a stage between its steps, and return its answer.
 
+        Args:
+            stage: the stage's name.
+            name: what to call, as the engine knows it.
+            args: its arguments, plain data as in `submit`.
+            replica: which process of the stage, from 0.
+            timeout_s: seconds to wait for the answer.
+
         Raises:
             UtilityError: the engine raised, or the stage has died.
             TimeoutError: no answer within `timeout_s` seconds; the stage goes on.
-            ValueError: there is no such stage.
+            ValueError: there is no such stage, or the name is no valid Unicode.
+            TypeError: the name is no str, or an argument cannot be sent (EncodeError).
         """
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a utility must be a str, not {name!r:.100}")
+        name.encode()
         core = self._core
         label = f"{stage}/{replica}"
         known = [proc.label for proc in core.manager.procs]
@@ -176,3 +199,12 @@ class Pipeline:
         if self._core_or_none is None:
             raise RuntimeError("the pipeline has not been started: use it as `with Pipeline(config) as pipeline:`")
         return self._core_or_none
+
+
+def _close_elsewhere(core: Core) -> None:
+    """Close for a pipeline that was dropped: on a thread, since the collector may run in the middle of anything."""
+    atexit.unregister(core.close)
+    try:
+        threading.Thread(target=core.close, name="pipeline-close").start()
+    except RuntimeError:  # the interpreter is about to end: nothing else runs any more
+        core.close()

@@ -61,6 +61,8 @@ class StageDeathReport:
 
     def summary(self) -> str:
         """One sentence: who died, when, and of what."""
+        if not self.pid:
+            return f"stage {self.stage!r} replica {self.replica} could not be started: {self._error()}"
         who = f"stage {self.stage!r} replica {self.replica} (pid {self.pid})"
         verb = "did not start" if self.phase not in {"ready", "stopping"} else "died"
         return f"{who} {verb}, phase {self.phase.upper()}: {self._what()}"
@@ -71,9 +73,8 @@ class StageDeathReport:
         lost = self.requests_lost
         if lost:
             more = f" and {len(lost) - _SHOWN_REQUESTS} more" if len(lost) > _SHOWN_REQUESTS else ""
-            noun = "request" if len(lost) == 1 else "requests"
-            lines.append(f"  {len(lost)} {noun} lost: {', '.join(lost[:_SHOWN_REQUESTS])}{more}")
-        lines.append(f"  after {self.uptime_s:.1f} s and {self.steps} steps")
+            lines.append(f"  {_count(len(lost), 'request')} lost: {', '.join(lost[:_SHOWN_REQUESTS])}{more}")
+        lines.append(f"  after {self.uptime_s:.1f} s and {_count(self.steps, 'step')}")
         if self.collateral_of:
             lines.append(f"  caused by the death of {self.collateral_of}")
         if self.traceback:
@@ -86,10 +87,8 @@ class StageDeathReport:
 
     def _what(self) -> str:
         match self.cause:
-            case "startup_timeout":
-                return "it was not ready in time (startup_timeout_s), and was killed"
-            case "hung":
-                return "it hung, and was killed"
+            case "startup_timeout" | "hung":
+                return f"{self.error_message or self.cause}, and was killed"
             case "io_thread":
                 return f"an IO thread died: {self._error()}"
             case "fatal":
@@ -102,6 +101,8 @@ class StageDeathReport:
             return f"killed by {self.signal} ({self._sender()})"
         if self.exit_code is None:
             return "it ended, exit status unknown (another part of this program has reaped it)"
+        if self.error_message is not None:
+            return f"{self.error_message}, and exited with status {self.exit_code}"
         return f"it exited with status {self.exit_code}, though nobody asked it to stop"
 
     def _error(self) -> str:
@@ -120,6 +121,10 @@ class StageDeathReport:
         return "sender unknown; no oom_kill recorded"
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _indent(lines: list[str]) -> list[str]:
     return [f"    {line}" for line in lines]
 
@@ -134,7 +139,7 @@ class Evidence:
         pid: its process id.
         exit_code: None where it is unknown.
         box: its black box.
-        said: error text of its `fatal` message, or None.
+        said: error text of its `fatal` message, or what our verdict rests on, or None.
         verdict: `startup_timeout` or `hung` where the supervisor itself ended it, else None.
         uptime_s: seconds from its start to its end.
         log_tail: the last lines of its log.
@@ -167,7 +172,9 @@ def build_report(evidence: Evidence, requests_lost: list[str], collateral_of: st
         cause = "fatal"
     else:
         cause = "signal" if died_of_signal else "exit"
-    error_type, message, traceback = (None, evidence.said, None)
+    error_type, message, traceback = None, evidence.said, None
+    if evidence.box.signal and message is None:
+        message = f"it ended in order after a {_signal_name(evidence.box.signal)} that the supervisor did not send"
     if error is not None:
         error_type, message, traceback = error.error_type, error.message, error.traceback
     return StageDeathReport(
@@ -188,6 +195,29 @@ def build_report(evidence: Evidence, requests_lost: list[str], collateral_of: st
         log_tail=evidence.log_tail,
         log_path=evidence.log_path,
         collateral_of=collateral_of,
+    )
+
+
+def spawn_failure(stage: str, replica: int, exc: OSError) -> StageDeathReport:
+    """The report of a process that never was: its pid is 0."""
+    return StageDeathReport(
+        stage=stage,
+        replica=replica,
+        pid=0,
+        phase="spawned",
+        exit_code=None,
+        signal=None,
+        cause="fatal",
+        error_type=type(exc).__name__,
+        error_message=str(exc),
+        traceback=None,
+        oom_killed=None,
+        requests_lost=[],
+        steps=0,
+        uptime_s=0.0,
+        log_tail=[],
+        log_path=None,
+        collateral_of=None,
     )
 
 

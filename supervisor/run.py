@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stage.codec import EncodeError, encode
+from stage.codec import encode
 from supervisor import ledger
 from supervisor.errors import StageDiedError
 from supervisor.handle import Outcome, Result, open_payload
+from supervisor.ledger import check_id
 from supervisor.turns import Waitable
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class _RunRequest(ledger.Request):
 
 
 class _Run(Waitable):
-    """All requests of one run, and what they produce. What it holds changes under the switchboard's lock."""
+    """All requests of one run, and what they produce."""
 
     def __init__(self, core: Core) -> None:
         self.tokens = ()
@@ -98,31 +99,35 @@ class _Run(Waitable):
 
     def _submit(self, request: Request) -> bool:
         """Submit one; False if no more are accepted."""
+        if not isinstance(request, Request):
+            raise TypeError(f"run takes Request objects, such as Request('r1', data), not {request!r:.100}")
+        request_id = self._switchboard.new_id() if request.id is None else request.id
         error = request.error
         if error is None:
-            new = _RunRequest(request.id or "", self)
-            # Before it is open: it may have ended by the time `_open` returns.
-            self.alive.add(new)
             try:
-                if self._open(new, encode(request.data)):
-                    return True
-            except (EncodeError, ValueError) as exc:
+                check_id(request_id)
+                return self._open(_RunRequest(request_id, self), encode(request.data))
+            except (TypeError, ValueError) as exc:
                 error = str(exc)
-            self.alive.discard(new)
-        if error is None:
-            return False
-        self._tell(Outcome(request.id or "", "failed", error))
+        self._tell(Outcome(str(request_id), "failed", error))
         return True
 
     def _open(self, new: _RunRequest, payload: Payload) -> bool:
         """Open a request once there is room for it; False if there will be none."""
         switchboard = self._switchboard
-        while not self._left.is_set() and switchboard.refusal() is None:
-            self._core.turns.wait(switchboard.slots, self._has_room)
-            if not self._left.is_set() and switchboard.open(new, payload):
-                if self._left.is_set():
-                    switchboard.abort(new)
-                return True
+        # Before it is open: it may have ended by the time `open` returns.
+        self.alive.add(new)
+        try:
+            while not self._left.is_set() and switchboard.refusal() is None:
+                self._core.turns.wait(switchboard.slots, self._has_room)
+                if not self._left.is_set() and switchboard.open(new, payload):
+                    if self._left.is_set():
+                        switchboard.abort(new)
+                    return True
+        except BaseException:
+            self.alive.discard(new)
+            raise
+        self.alive.discard(new)
         return False
 
     def _has_room(self) -> bool:
@@ -180,8 +185,10 @@ def run_requests(core: Core, requests: Iterable[Request]) -> Iterator[Result | O
     finally:
         run.leave()
         close = getattr(requests, "close", None)
-        if close is not None:
-            # A generator that is being executed on the feeder's thread cannot be closed; it ends with its next item.
-            with suppress(ValueError):
-                close()
-        feeder.join(FEEDER_JOIN_S)
+        try:
+            if close is not None:
+                # A generator that the feeder is just executing cannot be closed: it ends with its next item.
+                with suppress(ValueError):
+                    close()
+        finally:
+            feeder.join(FEEDER_JOIN_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 _SOCKET_PATH_LIMIT = 107
@@ -37,6 +38,7 @@ class RunDir:
         if not keep_logs:
             shutil.rmtree(self.path, ignore_errors=True)
             return
-        for path in self.path.iterdir():
-            if path.suffix != ".log":
-                path.unlink(missing_ok=True)
+        with suppress(OSError):  # somebody has been quicker
+            for path in self.path.iterdir():
+                if path.suffix != ".log":
+                    path.unlink(missing_ok=True)

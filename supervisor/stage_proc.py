@@ -9,14 +9,17 @@ from __future__ import annotations
 import os
 import select
 import signal
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
+import psutil
 
 from stage.black_box import BlackBoxRecord, read_black_box
+from stage.sockets import milliseconds
 from supervisor.lifecycle import Event, State, advance
 
 if TYPE_CHECKING:
@@ -41,6 +44,8 @@ class StageProc:
         started_at: monotonic clock at its start.
         state: where it is in its life.
         exit_code: after its end, None where it is unknown.
+        was_ready: True once it has said READY.
+        ended_at: monotonic clock when its end was confirmed.
     """
 
     stage: str
@@ -53,12 +58,20 @@ class StageProc:
     started_at: float
     state: State = State.SPAWNED
     exit_code: int | None = None
+    was_ready: bool = False
     ended_at: float | None = field(default=None, repr=False)
+    _ending: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _descendants: list[psutil.Process] = field(default_factory=list, repr=False)
 
     @property
     def label(self) -> str:
         """`stage/replica`."""
         return f"{self.stage}/{self.replica}"
+
+    @property
+    def has_ended(self) -> bool:
+        """True once its end has been confirmed."""
+        return self.state is State.DEAD
 
     @property
     def process_name(self) -> str:
@@ -68,20 +81,25 @@ class StageProc:
     def move(self, event: Event) -> None:
         """Record what happened to it."""
         self.state = advance(self.state, event)
+        self.was_ready = self.was_ready or event is Event.READY
 
     def wait_end(self, timeout_s: float) -> bool:
         """Wait until it has ended, and confirm that; True if it has."""
-        if self.state is not State.DEAD and wait_readable([self.pidfd], timeout_s):
-            self._confirm_end()
-        return self.state is State.DEAD
+        if not self.has_ended and wait_readable([self.pidfd], timeout_s):
+            with self._ending:
+                if not self.has_ended:
+                    self._confirm_end()
+        return self.has_ended
 
     def terminate(self) -> None:
         """Ask it to end."""
         self.move(Event.STOP)
+        self._note_descendants()
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """End it, and all that it has started."""
+        self._note_descendants()
         self._signal(signal.SIGKILL)
         self._kill_group()
 
@@ -91,8 +109,8 @@ class StageProc:
             return read_black_box(self.box)
         except (OSError, ValueError, IndexError, msgspec.MsgspecError):
             # Somebody has removed or overwritten the file: that must not hide the death.
-            phase = "ready" if self.state in {State.READY, State.STOPPING} else "spawned"
-            return BlackBoxRecord(phase, 0, 0, 0, None)
+            phase = "ready" if self.was_ready else "spawned"
+            return BlackBoxRecord(phase, 0, 0, None)
 
     def release(self) -> None:
         """Give its file descriptors back; it must have ended, and nothing may poll them any more."""
@@ -105,14 +123,22 @@ class StageProc:
             self.process.close()
 
     def _signal(self, signum: int) -> None:
-        if self.state is not State.DEAD:
+        if not self.has_ended:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signum)
+
+    def _note_descendants(self) -> None:
+        """Remember who must go with it: one that made a session of its own is in no group of ours."""
+        with suppress(psutil.Error):
+            self._descendants += psutil.Process(self.pid).children(recursive=True)
 
     def _kill_group(self) -> None:
         # Its own pid, never getpgid(pid): before it has a group of its own that is ours.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+        for process in self._descendants:
+            with suppress(psutil.Error):
+                process.kill()  # looks at the start time first: never a foreign process
 
     def _confirm_end(self) -> None:
         """Kill what is left of its group while the zombie still reserves the pid, then read its exit status."""
@@ -130,4 +156,4 @@ def wait_readable(fds: list[int], timeout_s: float) -> set[int]:
     poller = select.poll()
     for fd in fds:
         poller.register(fd, select.POLLIN)
-    return {fd for fd, _ in poller.poll(max(0.0, timeout_s) * 1000)}
+    return {fd for fd, _ in poller.poll(milliseconds(timeout_s))}

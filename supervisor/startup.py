@@ -6,7 +6,6 @@ before an EOF is believed: a stage's last word may be readable only after its de
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from stage.protocol import Handshake
-    from supervisor.config import StageConfig
     from supervisor.manager import StageProcManager
     from supervisor.report import Cause
     from supervisor.reporter import Reporter
@@ -173,9 +171,9 @@ class _Startup:
         return Init(
             engine=stage.engine,
             args=stage.args,
-            env=_environment(stage, proc.replica),
+            env=stage.environment(proc.replica),
             cpus=None if stage.cpus is None else list(stage.cpus),
-            import_path=[str(config.base_dir), str(os.getcwd())],  # noqa: PTH109 (as text)
+            import_path=list(config.import_path),
             input_address=self._transport.input_address,
             output_address=self._transport.output_addresses[proc.label],
             flush_timeout_s=config.shutdown_timeout_s / 2,
@@ -187,8 +185,11 @@ class _Startup:
         if verdict is None and failed is None:
             self._read_late_messages()
         said = None if failed is None else failed.error.message
+        if verdict == "startup_timeout":
+            said = f"it was not ready within {self._manager.config.startup_timeout_s:g} s (startup_timeout_s)"
         wait_s = 0.0 if verdict == "startup_timeout" else self._manager.config.shutdown_timeout_s
-        evidence = examine(proc, said=said, verdict=verdict, exit_wait_s=wait_s)
+        deadline = time.monotonic() + wait_s
+        evidence = examine(proc, said=said, verdict=verdict, deadline=deadline, stops=self._manager.stops)
         report = build_report(evidence, [], None)
         self._reporter.publish(report)
         raise StartupError(report)
@@ -206,12 +207,3 @@ def _expected(proc: StageProc, message: Handshake) -> bool:
     if isinstance(message, Failed):
         return proc.state in {State.SPAWNED, State.STARTING}
     return proc.state is wanted
-
-
-def _environment(stage: StageConfig, replica: int) -> dict[str, str]:
-    """The stage's own variables over what every stage gets."""
-    env = {"STAGE_NAME": stage.name, "STAGE_REPLICA": str(replica), "STAGE_REPLICAS": str(stage.replicas)}
-    if "OMP_NUM_THREADS" not in os.environ:
-        # Several processes share the machine: one thread each, unless somebody says otherwise.
-        env["OMP_NUM_THREADS"] = "1"
-    return env | stage.env

@@ -51,6 +51,22 @@ class Slots(Waitable):
         self.tokens = ()
 
 
+class _Whole:
+    """A change that must be whole: an exception in the middle of it, such as an interrupt, ends every request."""
+
+    __slots__ = ("_give_up",)
+
+    def __init__(self, give_up: Callable[[str], None]) -> None:
+        self._give_up = give_up
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._give_up(kind.__name__)
+
+
 class Switchboard:
     """Route requests, outputs, aborts and utility calls.
 
@@ -75,6 +91,7 @@ class Switchboard:
         self._call_ids = count(1)
         self._refusal: str | None = None
         self._request_number = 0
+        self._whole = _Whole(self._give_up)
 
     @property
     def in_flight(self) -> int:
@@ -94,8 +111,16 @@ class Switchboard:
         """Why no request is accepted any more, or None."""
         return self._refusal
 
+    def new_id(self) -> str:
+        """Make up an id for a request without one."""
+        with self.lock:
+            while True:
+                self._request_number += 1
+                if (request_id := f"request-{self._request_number}") not in self._ledger:
+                    return request_id
+
     def open(self, request: Request, payload: Payload) -> bool:
-        """Accept a request and send it off; False if there is no slot, or none will be. An empty id is replaced.
+        """Accept a request and send it off; False if there is no slot, or none will be.
 
         Raises:
             ValueError: a request of this id is alive.
@@ -103,12 +128,11 @@ class Switchboard:
         with self.lock:
             if self._refusal is not None or len(self._ledger) >= self._max_in_flight:
                 return False
-            if not request.id:
-                request.id = self._free_id()
-            elif not request.id.isascii():
-                request.id.encode()  # a lone surrogate must fail here, not in a message that carries others too
-            self._ledger.open(request, payload)
-            self.outbox.dispatch()
+            if request.id in self._ledger:
+                raise ValueError(f"request {request.id!r} is still alive: wait for its outcome, or use another id")
+            with self._whole:
+                self._ledger.open(request, payload)
+                self.outbox.dispatch()
             return True
 
     def on_message(self, proc: StageProc, frames: list[zmq.Frame]) -> bool:
@@ -121,13 +145,15 @@ class Switchboard:
         with self.lock:
             done = self._ledger.done
             fatal = self._apply(proc, messages, frames)
+            if self._ledger.strangers:
+                self._warn_of_strangers(proc)
             if self.slots.tokens and self._ledger.done != done:
                 self.slots.wake()
             return fatal
 
     def abort(self, request: Request) -> None:
         """End a request as aborted, in every stage."""
-        with self.lock:
+        with self.lock, self._whole:
             self._ledger.close(request, "aborted")
             self.slots.wake()
             self.outbox.flush()
@@ -170,9 +196,10 @@ class Switchboard:
             if self._refusal is not None:
                 call.error = self._refusal
             else:
-                self._calls[call_id] = call
-                self.outbox.utility(key, call_id, name, payload)
-                self.outbox.dispatch()
+                with self._whole:
+                    self._calls[call_id] = call
+                    self.outbox.utility(key, call_id, name, payload)
+                    self.outbox.dispatch()
         return call_id, call
 
     def forget_call(self, call_id: int) -> None:
@@ -180,11 +207,14 @@ class Switchboard:
         with self.lock:
             self._calls.pop(call_id, None)
 
-    def _free_id(self) -> str:
-        while True:
-            self._request_number += 1
-            if (request_id := f"request-{self._request_number}") not in self._ledger:
-                return request_id
+    def give_up(self, reason: str) -> None:
+        """Accept nothing any more, since a message was cut off: what it said is lost, so nobody may wait for it."""
+        with self.lock:
+            self._give_up(reason)
+
+    def _give_up(self, reason: str) -> None:
+        self.outbox.tear()
+        self._end_all(f"the supervisor was cut off in the middle of a change by {reason}", "aborted", None, None)
 
     def _apply(self, proc: StageProc, messages: list[FromStage], frames: list[zmq.Frame]) -> bool:
         ledger = self._ledger
@@ -207,6 +237,16 @@ class Switchboard:
                 self._reply(message, frames[at : at + message.frames])
                 at += message.frames
         return fatal
+
+    def _warn_of_strangers(self, proc: StageProc) -> None:
+        ids, self._ledger.strangers = self._ledger.strangers, []
+        log.warning(
+            "output_dropped",
+            stage=proc.stage,
+            replica=proc.replica,
+            reason=f"an Output names request_id {ids[0]!r:.100}, which was never given to add()",
+            count=len(ids),
+        )
 
     def _reply(self, message: Reply, frames: list[zmq.Frame]) -> None:
         call = self._calls.pop(message.call_id, None)

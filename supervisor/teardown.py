@@ -12,7 +12,6 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from supervisor.lifecycle import State
 from supervisor.log import log
 from supervisor.stage_proc import wait_readable
 
@@ -81,28 +80,41 @@ def shut_down(procs: list[StageProc], run_dir: RunDir, timeout_s: float, stops: 
     """
     if os.getpid() != owner_pid:
         return
-    keep_logs = any(proc.state is State.DEAD for proc in procs)
+    keep_logs = any(proc.has_ended for proc in procs)
     with signals_hurry(stops.hurry):
-        _stop_all([proc for proc in procs if proc.state is not State.DEAD], timeout_s, stops)
-    for proc in procs:
-        if proc.state is State.DEAD:
-            proc.release()
-    run_dir.remove(keep_logs=keep_logs)
-    stops.close()
+        _stop_all([proc for proc in procs if not proc.has_ended], timeout_s, stops)
+        for proc in procs:
+            if proc.has_ended:
+                proc.release()
+        run_dir.remove(keep_logs=keep_logs)
+        stops.close()
 
 
 def _stop_all(procs: list[StageProc], timeout_s: float, stops: StopRequests) -> None:
     for proc in procs:
         proc.terminate()
-    alive = _wait_all(procs, time.monotonic() + timeout_s, stops)
+    alive = wait_all(procs, time.monotonic() + timeout_s, stops)
     for proc in alive:
-        log.warning("stage_killed", stage=proc.stage, replica=proc.replica, pid=proc.pid, shutdown_timeout_s=timeout_s)
+        why = {"reason": "a second request to stop"} if stops.hurried else {"shutdown_timeout_s": timeout_s}
+        log.warning("stage_killed", stage=proc.stage, replica=proc.replica, pid=proc.pid, **why)
         proc.kill()
-    for proc in _wait_all(alive, time.monotonic() + KILL_WAIT_S, None):
+    for proc in wait_all(alive, time.monotonic() + KILL_WAIT_S, None):
         log.error("stage_unkillable", stage=proc.stage, replica=proc.replica, pid=proc.pid)
+    for proc in procs:
+        if proc not in alive and proc.exit_code:
+            _warn_of_bad_end(proc)
 
 
-def _wait_all(procs: list[StageProc], deadline: float, stops: StopRequests | None) -> list[StageProc]:
+def _warn_of_bad_end(proc: StageProc) -> None:
+    """Tell of a stage that failed while it stopped: no death, since its end was asked for, but no secret either."""
+    error = proc.read_box().error
+    why = {} if error is None else {"error_type": error.error_type, "error_message": error.message}
+    log.warning(
+        "stage_stopped_badly", stage=proc.stage, replica=proc.replica, pid=proc.pid, exit_code=proc.exit_code, **why
+    )
+
+
+def wait_all(procs: list[StageProc], deadline: float, stops: StopRequests | None) -> list[StageProc]:
     """Wait for the end of all; return those that are alive at the deadline or when hurry is asked for."""
     alive = list(procs)
     over = False

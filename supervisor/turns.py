@@ -147,46 +147,50 @@ class Turns:
                 timeout_s = deadline - time.monotonic()
             if self.over or (timeout_s is not None and timeout_s <= 0):
                 return False
-            self._poll(timeout_s)
+            self._poll(timeout_s, ready)
         return True
 
-    def _poll(self, timeout_s: float | None) -> None:
+    def _poll(self, timeout_s: float | None, ready: Callable[[], bool] | None = None) -> None:
         outbox = self._outbox
         with self._lock:
             if outbox.count:
                 outbox.flush()
+            if ready is not None and ready():
+                return  # since we looked; whoever changes it from now on finds us asleep, and rings
             outbox.asleep = True
-        if self._monitor.poll(timeout_s):
-            self.over = True
-            self._away.set()
-        outbox.asleep = False
+        try:
+            if self._monitor.poll(timeout_s):
+                self.over = True
+                self._away.set()
+        finally:
+            outbox.asleep = False
         self._polled_at = time.monotonic()
 
     def _leave(self) -> None:
         """Give the turn back if this thread has it, be it from a wait that was interrupted."""
-        turn = self._turn
-        if not turn._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 (as threading.Condition does)
+        if not self._has_turn():
             return
         try:
             with self._lock:
                 if self._outbox.count:
                     self._outbox.flush()
-                followers = self._followers[:1]
+                # Taken out: one that was interrupted before it could do so itself must not be asked for ever.
+                follower = self._followers.pop(0) if self._followers else None
         finally:
-            while turn._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
-                turn.release()
-        for token in followers:
-            token.put(None)
+            while self._has_turn():
+                self._turn.release()
+        if follower is not None:
+            follower.put(None)
 
     def _follow(self, thing: Waitable, ready: Callable[[], bool], deadline: float | None) -> bool:
         """Wait for a change of `thing`, or for a chance to lead; True if the turn has been taken meanwhile."""
         token: Token = SimpleQueue()
-        with self._lock:
-            if ready():
-                return False
-            thing.watch(token)
-            self._followers.append(token)
         try:
+            with self._lock:
+                if ready():
+                    return False
+                thing.watch(token)
+                self._followers.append(token)
             # Not `Lock.locked()`: it is False for as long as a thread that got the lock waits for the GIL.
             if self._take():
                 return True
@@ -199,5 +203,6 @@ class Turns:
         finally:
             with self._lock:
                 thing.unwatch(token)
-                self._followers.remove(token)
+                if token in self._followers:
+                    self._followers.remove(token)
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,19 +38,20 @@ class Undertaker:
 
     def bury(self) -> None:
         """Report each death, the first one as the cause of the others; then stop what is left."""
+        deadline = time.monotonic() + self._manager.config.shutdown_timeout_s
         first, *_ = self._monitor.dying
-        evidence = self._examine(first)
+        evidence = self._examine(first, deadline)
         report = self._switchboard.lose(partial(build_report, evidence, collateral_of=None))
         self._reporter.publish(report)
         # Who else has died by now was not asked to either.
         self._monitor.poll(0)
         for proc in self._monitor.dying[1:]:
-            self._reporter.publish(build_report(self._examine(proc), [], first.label))
+            self._reporter.publish(build_report(self._examine(proc, deadline), [], first.label))
         self._manager.close()
 
-    def _examine(self, proc: StageProc) -> Evidence:
+    def _examine(self, proc: StageProc, deadline: float) -> Evidence:
         said = self._switchboard.last_words.get(proc.label)
         if said is None:
             self._monitor.drain(proc)
             said = self._switchboard.last_words.get(proc.label)
-        return examine(proc, said=said, verdict=None, exit_wait_s=self._manager.config.shutdown_timeout_s)
+        return examine(proc, said=said, verdict=None, deadline=deadline, stops=self._manager.stops)

@@ -47,25 +47,24 @@ class Echo:
         return outputs
 
     def utility(self, name: str, args: tuple[Any, ...]) -> Any:
-        """Answer `echo`, `added`, `aborted`, `environ`, `cpus` and `threads`; raise for any other name."""
-        match name:
-            case "echo":
-                return list(args)
-            case "added" | "aborted":
-                return getattr(self, name)
-            case "environ":
-                return {name: os.environ.get(name) for name in args}
-            case "cpus":
-                return sorted(os.sched_getaffinity(0))
-            case "path":
-                return sys.path
-            case "names":
-                return sorted(task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm"))
-            case "main":
-                return getattr(sys.modules["__main__"], "__file__", None)
-            case "modules":
-                return sorted(sys.modules)
-        raise LookupError(f"no utility {name!r}")
+        """Answer `echo`, `added`, `aborted` and what is in `LOOKS`; raise for any other name."""
+        if name == "echo":
+            return list(args)
+        if name in {"added", "aborted"}:
+            return getattr(self, name)
+        if name not in LOOKS:
+            raise LookupError(f"no utility {name!r}")
+        return LOOKS[name](*args)
+
+
+LOOKS: dict[str, Callable[..., Any]] = {
+    "environ": lambda *names: {name: os.environ.get(name) for name in names},
+    "cpus": lambda: sorted(os.sched_getaffinity(0)),
+    "path": lambda: sys.path,
+    "names": lambda: sorted(task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")),
+    "main": lambda: getattr(sys.modules["__main__"], "__file__", None),
+    "modules": lambda: sorted(sys.modules),
+}
 
 
 class Split(Echo):
@@ -133,7 +132,7 @@ class Backwards(Echo):
         return len(self.todo) >= self.size
 
     def step(self) -> Iterable[Any]:
-        return reversed(list(super().step()))
+        return list(super().step())[::-1]
 
 
 class Unsendable(Echo):
@@ -188,7 +187,7 @@ class FaultEngine(Split):
         super().__init__()
         self.point, self.action, self.left = point, action, nth
         self.announce_to = announce
-        print(f"a fault engine for {point} {action}")
+        sys.stdout.write(f"a fault engine for {point} {action}\n")
         if also is not None:
             ACTIONS[also](self)
         if trigger is not None:
@@ -281,7 +280,7 @@ def _fail_from_thread(engine: FaultEngine) -> None:
 
 def _few_files(_engine: FaultEngine) -> None:
     """Leave no descriptor for the sockets that are still to come."""
-    used = len(os.listdir("/proc/self/fd"))
+    used = len(list(Path("/proc/self/fd").iterdir()))
     resource.setrlimit(resource.RLIMIT_NOFILE, (used, used))
 
 
@@ -328,5 +327,5 @@ ACTIONS: dict[str, Callable[[FaultEngine], object]] = {
     "sleeper": _start_sleeper,
     "sleeper_holding_all": lambda engine: _start_sleeper(engine, close_fds=False),
     "fork": _fork_sleeper,
-    "print_much": lambda _: print("\n".join(f"line {number}" for number in range(100))),
+    "print_much": lambda _: sys.stdout.writelines(f"line {number}\n" for number in range(100)),
 }

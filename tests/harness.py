@@ -160,5 +160,8 @@ def ended(thread: threading.Thread) -> bool:
 
 def is_asleep(thread: threading.Thread) -> bool:
     """True if the thread waits for something at this moment."""
+    # A thread that has only just been started has no number yet.
+    if thread.native_id is None:
+        return False
     stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
     return stat.rpartition(")")[2].split()[0] == "S"

@@ -38,11 +38,16 @@ class SegmentRules(NamedTuple):
 class SpeechSegmenter:
     """Follow one recording, window by window.
 
-    Segments come in order and never overlap.
+    Segments come in order, never overlap, and lie within the recording.
+
+    Args:
+        rules: what makes a segment.
+        length: samples in the recording; its last window may be a part of one.
     """
 
-    def __init__(self, rules: SegmentRules) -> None:
+    def __init__(self, rules: SegmentRules, length: int) -> None:
         self._rules = rules
+        self._length = length
         self._seen = 0
         self._floor = 0  # the end of the last segment
         self._start: int | None = None  # of the open segment, with its padding
@@ -62,14 +67,14 @@ class SpeechSegmenter:
         if score >= rules.threshold - _HYSTERESIS:
             self._voice_to = self._seen
         elif self._seen - self._voice_to >= rules.min_silence:
-            return self._close(self._start, self._seen)
+            return self._close(self._start, min(self._seen, self._length))
         if self._seen + rules.window - self._start > rules.max_speech:
             return self._cut(self._start)
         return None
 
-    def finish(self, length: int) -> Span | None:
-        """Return the segment that was still open at the end of the recording, `length` samples from its start."""
-        return None if self._start is None else self._close(self._start, length)
+    def finish(self) -> Span | None:
+        """Return the segment that was still open at the end of the recording."""
+        return None if self._start is None else self._close(self._start, self._length)
 
     def _open(self, at: int, score: float) -> None:
         room = self._rules.max_speech - 2 * self._rules.window  # for padding, so that the next window fits as well

@@ -34,7 +34,7 @@ class _Recording:
         self.detector: Any = None  # a SileroVAD, once its turn has come
         self._window = rules.window
         self._heard = 0
-        self._segmenter = SpeechSegmenter(rules)
+        self._segmenter = SpeechSegmenter(rules, len(audio))
 
     @property
     def done(self) -> bool:
@@ -48,7 +48,7 @@ class _Recording:
                 break
             spans.append(self._segmenter.feed(self._score()))
         if self.done:
-            spans.append(self._segmenter.finish(len(self.audio)))
+            spans.append(self._segmenter.finish())
         return [span for span in spans if span]
 
     def _score(self) -> float:

@@ -15,7 +15,7 @@ from supervisor.cli.inputs import STANDARD_INPUT, InputError, open_source
 from supervisor.cli.jsonl import to_line
 from supervisor.cli.output import STANDARD_OUTPUT, OutputError, ReaderGoneError, open_output
 from supervisor.config import ConfigError, PipelineConfig
-from supervisor.errors import SpawnError, StageDiedError, StartupError, StopRequestedError
+from supervisor.errors import StageDiedError, StartupError, StopRequestedError
 from supervisor.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -157,16 +157,13 @@ class _Job:
                 pass
             except StartupError as exc:
                 self._tell_death(exc.report)
-            except SpawnError as exc:
-                self._console.say("error", "not_started", f"error: {exc}")
+            except OSError as exc:
+                self._console.say("error", "not_started", f"error: the pipeline cannot be started: {exc}")
                 return DIED
         return self._status()
 
     def _start_and_stop(self, source: Source) -> None:
-        try:
-            self._pipeline.start()
-        except OSError as exc:
-            raise SpawnError(f"the pipeline cannot be started: {exc}") from exc
+        self._pipeline.start()
         with closing(self._pipeline):
             try:
                 self._pass_on(source)

@@ -84,12 +84,11 @@ def _importing(stage: StageConfig, import_path: tuple[str, ...]) -> Iterator[_Im
 
 
 def _settings(stage: StageConfig, import_path: tuple[str, ...]) -> dict[str, object]:
-    identity = {"STAGE_NAME": stage.name, "STAGE_REPLICA": "0", "STAGE_REPLICAS": str(stage.replicas)}
     return {
         "sys_path": [str(entry) for entry in sys.path],
         "parent_pid": os.getpid(),
         "engine": stage.engine,
-        "env": stage.env | identity,
+        "env": stage.environment(0),
         "import_path": import_path,
     }
 

@@ -58,11 +58,12 @@ def test_a_full_disk() -> None:
 
 
 def test_a_closed_standard_output() -> None:
-    """With standard output closed, results go nowhere, and no socket of ours takes its place."""
+    """Results that cannot be written are an error, and no socket of ours takes the place of standard output."""
     launcher = ("sh", "-c", 'exec "$@" >&-', "sh")
     with Command("--config", COUNTDOWN, launcher=launcher) as command:
-        assert command.finish() == 0
+        assert command.finish() == 1
     assert command.out.text() == ""
+    assert "cannot write results to standard output" in command.err.text()
 
 
 def test_nobody_reads_the_logs(tmp_path: Path) -> None:

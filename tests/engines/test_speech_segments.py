@@ -14,9 +14,9 @@ RULES = SegmentRules(threshold=0.5, min_speech=20, min_silence=30, pad=5, max_sp
 
 
 def segments(scores: list[float], rules: SegmentRules = RULES, length: int | None = None) -> list[Span]:
-    segmenter = SpeechSegmenter(rules)
+    segmenter = SpeechSegmenter(rules, len(scores) * WINDOW if length is None else length)
     spans = [segmenter.feed(score) for score in scores]
-    spans.append(segmenter.finish(len(scores) * WINDOW if length is None else length))
+    spans.append(segmenter.finish())
     return [span for span in spans if span]
 
 
@@ -42,7 +42,7 @@ def test_speech_may_weaken() -> None:
 
 def test_a_segment_comes_when_its_end_is_known() -> None:
     """A segment is told with the window that completes the pause after it, not at the end."""
-    segmenter = SpeechSegmenter(RULES)
+    segmenter = SpeechSegmenter(RULES, 6 * WINDOW)
     told = [segmenter.feed(score) for score in [1, 1, 0, 0, 0, 0]]
     assert told == [None, None, None, None, Span(0, 25), None]
 

@@ -136,7 +136,7 @@ def test_leaving_the_block_aborts(pipeline: Pipeline) -> None:
 def test_result_past_its_time(pipeline: Pipeline, timeout_s: float) -> None:
     """`result(timeout_s)` raises TimeoutError that names the knob, and the request lives on."""
     handle = pipeline.submit(["a"], "r1")
-    with pytest.raises(TimeoutError, match="'r1'.*timeout_s"):
+    with pytest.raises(TimeoutError, match=r"'r1'.*timeout_s"):
         handle.result(timeout_s)
     assert pipeline.in_flight == 1
     permit(pipeline, 1)

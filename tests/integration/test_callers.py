@@ -142,7 +142,7 @@ def test_utility_survives_any_exception(action: str) -> None:
     """Whatever a utility call raises answers that call only."""
     faulty = stage("only", "FaultEngine", args={"point": "utility", "action": action})
     with Pipeline(pipeline_config(faulty)) as pipeline:
-        with pytest.raises(UtilityError, match="SystemExit|KeyboardInterrupt|OddError"):
+        with pytest.raises(UtilityError, match=r"SystemExit|KeyboardInterrupt|OddError"):
             pipeline.utility("only", "echo", timeout_s=HANG_S)
         assert pipeline.utility("only", "echo", ("again",), timeout_s=HANG_S) == ["again"]
 
@@ -151,7 +151,7 @@ def test_utility_past_its_time() -> None:
     """A late answer is TimeoutError, which names the knob; it is dropped, and later calls get their own answers."""
     with Pipeline(pipeline_config(stage("only"))) as pipeline:
         for number in range(10):
-            with pytest.raises(TimeoutError, match="'only/0'.*'echo'.*timeout_s"):
+            with pytest.raises(TimeoutError, match=r"'only/0'.*'echo'.*timeout_s"):
                 pipeline.utility("only", "echo", (f"late {number}",), timeout_s=0)
         assert pipeline.utility("only", "echo", ("in time",), timeout_s=HANG_S) == ["in time"]
 

@@ -108,9 +108,9 @@ def test_outcomes_come_before_the_exception_of_a_generator() -> None:
 
     seen: list[Result | Outcome] = []
     with Pipeline(pipeline_config(stage("only"))) as pipeline:
+        events = pipeline.run(source())
         with pytest.raises(LookupError, match="no more"):
-            for event in pipeline.run(source()):
-                seen.append(event)
+            seen.extend(events)
         assert data_of(pipeline.submit("b").result(HANG_S)) == ["b"]
     assert outcomes_of(seen) == {"r1": "finished"}
 
@@ -162,28 +162,28 @@ def test_refused_request() -> None:
         assert pipeline.died is None
     assert outcomes_of(events) == {"r1": "finished", "r2": "failed", "r3": "finished"}
     (error,) = [event.error for event in events if isinstance(event, Outcome) and event.outcome == "failed"]
-    assert "'faulty' refused it: no thanks in add" in (error or "")
+    assert "stage 'faulty': no thanks in add" in (error or "")
 
 
 @pytest.mark.parametrize("number", range(5))
 def test_death_fails_what_is_under_way(number: int) -> None:
     """When a stage dies, each request under way has a failed outcome, then StageDiedError ends the run."""
     source = Source(*(Request(f"r{number}", ["a", "b"]) for number in range(number)))
-    seen: list[Result | Outcome] = []
     with Pipeline(pipeline_config(stage("gate", "Gate"), stage("echo"))) as pipeline:
+        events = pipeline.run(source)
+        for _ in range(number):
+            pipeline.utility("gate", "open", (1,), timeout_s=HANG_S)
+        seen = [next(events) for _ in range(number)]
+        os.kill(pid_of(pipeline, "gate"), signal.SIGKILL)
         with pytest.raises(StageDiedError) as caught:
-            events = pipeline.run(source)
-            for _ in range(number):
-                pipeline.utility("gate", "open", (1,), timeout_s=HANG_S)
-            seen += [next(events) for _ in range(number)]
-            os.kill(pid_of(pipeline, "gate"), signal.SIGKILL)
-            for event in events:
-                seen.append(event)
-        assert pipeline.died is caught.value.report
+            seen.extend(events)
+        report = caught.value.report
+        assert pipeline.died is report
+        late = pipeline.run([Request("late", "x")])
         with pytest.raises(StageDiedError):
-            list(pipeline.run([Request("late", "x")]))
+            list(late)
     outcomes = outcomes_of(seen)
-    assert set(caught.value.report.requests_lost) == {id for id, outcome in outcomes.items() if outcome == "failed"}
+    assert set(report.requests_lost) == {lost for lost, outcome in outcomes.items() if outcome == "failed"}
     assert number == len(outcomes)
     assert source.closed == 1
 
@@ -193,9 +193,9 @@ def test_no_outcome_is_lost_when_a_stage_dies_under_load() -> None:
     for nth in range(1, 60, 6):
         seen: list[Result | Outcome] = []
         with Pipeline(pipeline_config(fault("step", "sigkill", nth=nth), max_in_flight=4)) as pipeline:
+            events = pipeline.run(Request(f"r{number}", number) for number in range(1000))
             with pytest.raises(StageDiedError) as caught:
-                for event in pipeline.run(Request(f"r{number}", number) for number in range(1000)):
-                    seen.append(event)
+                seen.extend(events)
         failed = {event.id for event in seen if isinstance(event, Outcome) and event.outcome == "failed"}
         assert set(caught.value.report.requests_lost) == failed
         assert {event.id for event in seen} == set(outcomes_of(seen))

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -127,10 +127,16 @@ def test_shutdown_on_signal(events: Events, shutdowns: Announcements, signum: si
         events.wait("stage_died")
 
 
-def test_shutdown_when_another_stage_fails_to_start(shutdowns: Announcements) -> None:
-    """`engine.shutdown()` runs for a sibling that had been built."""
+def test_shutdown_when_another_stage_fails_to_start(events: Events, shutdowns: Announcements) -> None:
+    """`engine.shutdown()` runs for a sibling that was ready when the start failed."""
+
+    def kill_the_other(_ready: object) -> None:
+        (pid,) = [event["pid"] for event in events.of("stage_spawned") if event["stage"] == "faulty"]
+        os.kill(pid, signal.SIGKILL)
+
+    events.react("stage_ready", kill_the_other)
     fine = fault("never", "raise", name="fine", announce=shutdowns.path)
-    with pytest.raises(StartupError), Pipeline(pipeline_config(fine, fault("init", "block"), startup_timeout_s=3)):
+    with pytest.raises(StartupError), Pipeline(pipeline_config(fine, fault("init", "block"))):
         pass
 
 
@@ -157,7 +163,7 @@ def test_shutdown_that_fails(events: Events) -> None:
     assert events.of("stage_killed") == []
 
 
-def report_of_a_step(action: str, report_dir: Path | None = None, **keys: object) -> StageDeathReport:
+def report_of_a_step(action: str, report_dir: Path | None = None, **keys: Any) -> StageDeathReport:
     with (
         Pipeline(pipeline_config(fault("step", action, **keys)), report_dir=report_dir) as pipeline,
         pytest.raises(RequestFailedError) as caught,

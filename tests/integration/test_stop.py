@@ -75,14 +75,18 @@ def test_close_on_many_threads() -> None:
 def test_exception_in_the_block() -> None:
     """An exception in the `with` block comes out unchanged, and the stages are down."""
     error = LookupError("mine")
-    with pytest.raises(LookupError) as caught, Pipeline(pipeline_config(stage("gate", "Gate"))) as pipeline:
-        handle = pipeline.submit("x")
-        pid = pid_of(pipeline, "gate")
-        raise error
+    pipeline = Pipeline(pipeline_config(stage("gate", "Gate")))
+
+    def use() -> None:
+        with pipeline:
+            pipeline.submit("x")
+            raise error
+
+    with pytest.raises(LookupError) as caught:
+        use()
     assert caught.value is error
-    assert not os.path.exists(f"/proc/{pid}")  # noqa: PTH110
-    with pytest.raises(RequestAbortedError):
-        handle.result(HANG_S)
+    assert pipeline.in_flight == 0
+    assert pipeline._core.manager.finished_procs() == {"stage:gate/0": 0}
 
 
 def test_leaving_the_block_after_a_death() -> None:

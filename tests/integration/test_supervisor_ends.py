@@ -158,12 +158,13 @@ def test_sigterm_with_a_handler(script: Callable[[str], Script]) -> None:
         wait_gone()
 
 
-@pytest.mark.parametrize("where", ["idle", "in a step", "in init"])
+@pytest.mark.parametrize("where", ["idle", "in a step", "in init", "stopped"])
 def test_sigkill(script: Callable[[str], Script], where: str) -> None:
     """After SIGKILL of the supervisor its stages are gone, whatever they are doing, and all that they have started."""
-    point = {"idle": "never", "in a step": "step", "in init": "init"}[where]
+    point = {"idle": "never", "in init": "init"}.get(where, "step")
+    action = "sigstop" if where == "stopped" else "block"
     running = script(
-        f"config = pipeline_config(fault({point!r}, 'block', announce=FIFO, also='sleeper'), stage('other'))\n"
+        f"config = pipeline_config(fault({point!r}, {action!r}, announce=FIFO, also='sleeper'), stage('other'))\n"
         "with Pipeline(config) as pipeline:\n"
         "    ready(pipeline)\n    pipeline.submit('x')\n    threading.Event().wait()\n"
     )
@@ -172,7 +173,7 @@ def test_sigkill(script: Callable[[str], Script], where: str) -> None:
         pids.append(int(running.announcements.wait().removeprefix("init ")))
     else:
         pids += running.pids()
-    if where == "in a step":
+    if point == "step":
         assert running.announcements.wait().startswith("step")
     with watching(*pids) as wait_gone, run_directory_stays():
         running.process.kill()

@@ -13,8 +13,8 @@ from typing import Protocol
 import pytest
 
 from stage.engine_path import load_engine_class
-from supervisor.config import PipelineConfig
 from supervisor.cli.import_check import check_engines
+from supervisor.config import PipelineConfig
 
 HANG_S = 30.0
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from stage.black_box import BlackBoxRecord
 from stage.protocol import ErrorRecord
-from supervisor import StageDeathReport
 from supervisor.report import Evidence, build_report
 
+if TYPE_CHECKING:
+    from supervisor import StageDeathReport
+
 ERROR = ErrorRecord("fatal", "ready", "mine.OddError", "boom", "Traceback …\nmine.OddError: boom\n")
-BOX = BlackBoxRecord(phase="ready", steps=3, step_started_ns=0, signal=0, error=None)
+BOX = BlackBoxRecord(phase="ready", steps=3, signal=0, error=None)
 EVIDENCE = Evidence(
     stage="asr",
     replica=1,
@@ -34,7 +36,7 @@ def report_of(lost: list[str] | None = None, collateral_of: str | None = None, *
 
 
 def box(**changes: Any) -> BlackBoxRecord:
-    fields = {name: getattr(BOX, name) for name in ("phase", "steps", "step_started_ns", "signal", "error")}
+    fields = {name: getattr(BOX, name) for name in ("phase", "steps", "signal", "error")}
     return BlackBoxRecord(**{**fields, **changes})
 
 
@@ -110,7 +112,7 @@ def test_fatal_without_a_black_box() -> None:
         ({"box": box(error=ERROR)}, "mine.OddError: boom"),
         ({"box": box(error=ErrorRecord("io_thread", "ready", "E", "m", "t"))}, "an IO thread died: E: m"),
         ({"box": box(phase="init")}, "did not start, phase INIT"),
-        ({"verdict": "startup_timeout", "box": box(phase="import")}, "startup_timeout_s"),
+        ({"verdict": "startup_timeout", "said": "too late", "box": box(phase="import")}, "IMPORT: too late, and was killed"),
     ],
 )
 def test_summary(changes: dict[str, Any], words: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -39,7 +40,7 @@ class House:
         self.polled_by: list[str] = []
         self.on_stop: Flag | None = None
         self.outbox = Outbox(router)
-        self.monitor = Monitor([], {}, lambda *_: False, lambda: None, stop_fd, self._stopped)
+        self.monitor = Monitor([], {}, lambda *_: False, self.polled_by.append, stop_fd, self._stopped)
         self.turns = Turns(self.monitor, self.outbox, self.lock)
 
     def _stopped(self, _times: int) -> None:
@@ -100,9 +101,9 @@ def test_deadline(house: House) -> None:
 def test_change_from_a_thread_that_does_not_poll(house: House, waiters: int) -> None:
     """Whichever of the threads that wait has the turn, each is woken by its own flag, in any order."""
     flags = [Flag() for _ in range(waiters)]
-    threads = [in_thread(lambda flag=flag: house.turns.wait(flag, flag.is_up)) for flag in flags]
+    threads = [in_thread(partial(house.turns.wait, flag, flag.is_up)) for flag in flags]
     for thread in threads:
-        until(lambda thread=thread: is_asleep(thread), "it waits")
+        until(partial(is_asleep, thread), "it waits")
     for flag, thread in sorted(zip(flags, threads, strict=True), key=lambda pair: id(pair[0])):
         house.raise_flag(flag)
         assert ended(thread)
@@ -114,7 +115,7 @@ def test_two_wait_for_the_same(house: House) -> None:
     flag = Flag()
     threads = [in_thread(lambda: house.turns.wait(flag, flag.is_up)) for _ in range(3)]
     for thread in threads:
-        until(lambda thread=thread: is_asleep(thread), "it waits")
+        until(partial(is_asleep, thread), "it waits")
     house.raise_flag(flag)
     assert all(ended(thread) for thread in threads)
 
@@ -191,7 +192,7 @@ def test_many_threads_and_many_changes(house: House) -> None:
         for flag in mine:
             assert house.turns.wait(flag, flag.is_up, time.monotonic() + HANG_S)
 
-    threads = [in_thread(lambda mine=mine: wait_for(mine)) for mine in flags]
+    threads = [in_thread(partial(wait_for, mine)) for mine in flags]
     for row in zip(*flags, strict=True):
         for flag in row:
             house.raise_flag(flag)
