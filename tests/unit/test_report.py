@@ -112,7 +112,10 @@ def test_fatal_without_a_black_box() -> None:
         ({"box": box(error=ERROR)}, "mine.OddError: boom"),
         ({"box": box(error=ErrorRecord("io_thread", "ready", "E", "m", "t"))}, "an IO thread died: E: m"),
         ({"box": box(phase="init")}, "did not start, phase INIT"),
-        ({"verdict": "startup_timeout", "said": "too late", "box": box(phase="import")}, "IMPORT: too late, and was killed"),
+        (
+            {"verdict": "startup_timeout", "said": "too late", "box": box(phase="import")},
+            "IMPORT: too late, and was killed",
+        ),
     ],
 )
 def test_summary(changes: dict[str, Any], words: str) -> None:
