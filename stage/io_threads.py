@@ -84,11 +84,9 @@ class IOThread:
         if not self._ready.is_set():
             raise RuntimeError(f"{self._kind} thread died during startup")
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the thread's end; True if it has ended."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread's end, so long."""
+        self._thread.join(timeout_s)
 
 
 def _guard(

@@ -119,7 +119,6 @@ def _redirect_output(log: str) -> None:
 def _serve(boot: Boot, box: BlackBox, signals: StopSignals) -> bool:
     """Boot, run the busy loop to its end, and end everything; True if there was no error."""
     context: Context = zmq.Context()
-    threads: list[IOThread] = []
     with ExitStack() as ending:
         ending.callback(_close_sockets, context, _CLOSE_S)
         hello = Hello(boot.stage, boot.replica, os.getpid())
@@ -132,9 +131,9 @@ def _serve(boot: Boot, box: BlackBox, signals: StopSignals) -> bool:
             output_queue: OutputQueue = SimpleQueue()
             loop = BusyLoop(RecordedEngine(engine, box, init.injection), input_queue, output_queue.put)
             signals.hand_over(loop)
-            ending.callback(_flush, output_queue, threads, init.flush_timeout_s)
             record_fatal = partial(_record_fatal, box, loop)
-            _start_threads(boot, init, context, box, input_queue, output_queue, record_fatal, threads)
+            output = _start_threads(boot, init, context, box, input_queue, output_queue, record_fatal)
+            ending.callback(_flush, output_queue, output, init.flush_timeout_s)
         if init.injection is not None:
             arm(init.injection, partial(_fail, input_queue))
         # What is loaded by now stays: the collector need not walk through it again and again.
@@ -182,8 +181,9 @@ def _start_threads(
     input_queue: InputQueue,
     output_queue: OutputQueue,
     record_fatal: Callable[[], None],
-    threads: list[IOThread],
-) -> None:
+) -> IOThread:
+    """Start both IO threads; return the output thread, which must flush at the end."""
+
     def on_death(name: str, exc: BaseException) -> None:
         box.record_error("io_thread", exc)
         _fail(input_queue, f"{name} thread died: {safe_repr(exc)}")
@@ -193,10 +193,11 @@ def _start_threads(
     give = partial(
         run_output, context, init.output_address, output_queue, input_queue, record_fatal, init.flush_timeout_s
     )
-    for kind, body in (("input", take), ("output", give)):
-        thread = IOThread(kind, fit_name(name, f"-{kind}"), body, partial(on_death, kind))
-        threads.append(thread)
-        thread.start()
+    reading = IOThread("input", fit_name(name, "-input"), take, partial(on_death, "input"))
+    writing = IOThread("output", fit_name(name, "-output"), give, partial(on_death, "output"))
+    reading.start()
+    writing.start()
+    return writing
 
 
 def _record_fatal(box: BlackBox, loop: BusyLoop) -> None:
@@ -208,12 +209,11 @@ def _fail(input_queue: InputQueue, reason: str) -> None:
     input_queue.put(("EXECUTOR_FAILED", reason))
 
 
-def _flush(output_queue: OutputQueue, threads: list[IOThread], timeout_s: float) -> None:
+def _flush(output_queue: OutputQueue, output: IOThread, timeout_s: float) -> None:
     """Let the output thread send what is left."""
     # Ends the thread also when the loop never ran; behind the loop's own last word nobody reads it.
     output_queue.put(("shutdown",))
-    for thread in threads[1:]:
-        thread.join(timeout_s)
+    output.join(timeout_s)
 
 
 def _close_sockets(context: Context, timeout_s: float) -> None:

@@ -138,10 +138,6 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The stages that take the outputs of the stage `name`."""
         return self._consumers[name]
 
-    def is_final(self, name: str) -> bool:
-        """True if the outputs of the stage `name` are results of the pipeline."""
-        return not self._consumers[name]
-
     @cached_property
     def sources(self) -> tuple[StageConfig, ...]:
         """The stages that take the users' requests."""

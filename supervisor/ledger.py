@@ -112,10 +112,9 @@ class Post(Protocol):
 def build_graph(config: PipelineConfig) -> list[StageNode]:
     """Turn a config into the stages that take requests, each linked to its consumers."""
     nodes = {stage.name: StageNode(stage.name, f"{stage.name}/0".encode(), stage.take) for stage in config.stages}
-    for stage in config.stages:
-        for upstream in stage.inputs:
-            nodes[upstream].consumers.append(nodes[stage.name])
-    return [nodes[stage.name] for stage in config.stages if not stage.inputs]
+    for node in nodes.values():
+        node.consumers = [nodes[consumer.name] for consumer in config.consumers(node.name)]
+    return [nodes[source.name] for source in config.sources]
 
 
 class Ledger:
