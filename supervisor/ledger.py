@@ -6,6 +6,7 @@ unique for the ledger's life, so a message about anything that has ended finds n
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -36,7 +37,7 @@ class StageNode:
     consumers: list[StageNode] = field(default_factory=list)
 
 
-class Request:
+class Request(ABC):
     """One request of a user, from `Ledger.open` to its outcome; subclasses say what becomes of its results.
 
     Args:
@@ -53,13 +54,13 @@ class Request:
         self.report: StageDeathReport | None = None
         """The death that failed it."""
 
+    @abstractmethod
     def deliver(self, stage: str, part: list[int], payload: Payload) -> None:
         """Take one result of a final stage, its data still encoded."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self) -> None:
         """Take the outcome, which stands in `outcome`; nothing comes after it."""
-        raise NotImplementedError
 
 
 class Task(msgspec.Struct, gc=False, eq=False):
