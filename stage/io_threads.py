@@ -214,7 +214,7 @@ def encode_batch(batch: Sequence[Emit], input_queue: SimpleQueue[Message]) -> tu
 
 def _encode_output(out: Any, frames: list[Any], input_queue: SimpleQueue[Message]) -> FromStage | None:
     if not isinstance(out, Output) or not isinstance(out.request_id, str):
-        wrong = f"step() returned {out!r:.200}: it must return stage.Output(request_id: str, data, finished)"
+        wrong = f"step() returned {out!r:.200} where it must be stage.Output(request_id: str, data, finished)"
         input_queue.put(("EXECUTOR_FAILED", wrong))
         return None
     request_id, data, finished = out

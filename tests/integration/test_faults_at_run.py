@@ -234,7 +234,7 @@ def test_io_thread_that_dies(events: Events, kind: str) -> None:
         except (UtilityError, StageDiedError):
             assert kind == "output"
         report = wait_died(pipeline, events)
-    assert (report.cause, report.error_type, report.exit_code) == ("io_thread", "MemoryError", 1)
+    assert (report.cause, report.error_type, report.exit_code) == ("io_thread", "AttributeError", 1)
     assert "thread died" in report.render()
     assert_one_report(events, report)
 
