@@ -119,10 +119,11 @@ class BlackBox:
 
 def _from_engine(traceback: TracebackType | None) -> TracebackType | None:
     """Leave out the frames of ours by which the engine was called or imported: they lead away from the fault."""
-    inner = traceback
-    while inner is not None and inner.tb_frame.f_code.co_filename.startswith(_OURS):
+    inner, last = traceback, ""
+    while inner is not None and (last := inner.tb_frame.f_code.co_filename).startswith(_OURS):
         inner = inner.tb_next
-    return inner or traceback
+    # What ends in a frame of the importer itself is a module that is not there; what ends in ours, a fault of ours.
+    return inner if inner is not None or last.startswith("<frozen importlib") else traceback
 
 
 def _qualified_name(kind: type) -> str:

@@ -7,6 +7,7 @@ the opposite order, on every way out: the last messages leave, then the engine s
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import gc
 import os
 import signal
@@ -102,18 +103,23 @@ def run_stage(boot: Boot) -> None:
 
 
 def _redirect_output(log: str) -> None:
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    os.dup2(null, 0)
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
-    os.close(null)
+    with open(os.devnull, "rb", opener=_open_above) as null, open(log, "ab", opener=_open_above) as file:
+        os.dup2(null.fileno(), 0)
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     # Made anew: they are None where the supervisor's were closed. By the line, since what an engine printed before
     # SIGKILL must be in the log.
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     faulthandler.enable(all_threads=False)  # the log's last lines must show the thread that crashed
+
+
+def _open_above(path: str, flags: int) -> int:
+    """Open above the standard streams, whose numbers are free if the supervisor has none."""
+    fd = os.open(path, flags, 0o600)
+    above = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return above
 
 
 def _serve(boot: Boot, box: BlackBox, signals: StopSignals) -> bool:

@@ -42,7 +42,8 @@ class StopSignals:
         os.set_blocking(write_fd, False)
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         threading.Thread(target=self._pass_on, args=(read_fd,), name="stop-signals", daemon=True).start()
-        os.register_at_fork(after_in_child=_forget)
+        self._mask: set[int] = set()
+        os.register_at_fork(before=self._block, after_in_parent=self._restore, after_in_child=self._forget)
 
     def unblock(self) -> None:
         """Let signals in, also those that came before."""
@@ -79,9 +80,15 @@ class StopSignals:
             if self._loop is not None:
                 self._loop.request_shutdown()
 
+    def _block(self) -> None:
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
-def _forget() -> None:
-    """Undo it in a fork copy: what an engine forks must end by a signal, and not tell this stage of it."""
-    signal.set_wakeup_fd(-1)
-    for signum in SIGNALS:
-        signal.signal(signum, signal.SIG_DFL)
+    def _restore(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def _forget(self) -> None:
+        """Undo it in a fork copy: what an engine forks must end by a signal, and not tell this stage of it."""
+        signal.set_wakeup_fd(-1)
+        for signum in SIGNALS:
+            signal.signal(signum, signal.SIG_DFL)
+        self._restore()

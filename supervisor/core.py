@@ -107,14 +107,17 @@ class Core:
         """Abort what is under way, stop the stages, close the sockets; do it once."""
         if os.getpid() != self._owner_pid:
             return
+        if threading.current_thread() is self._thread:
+            # A log handler that closes, say: this thread is in the middle of a death, and is waited for below.
+            threading.Thread(target=self.close, name="pipeline-close").start()
+            return
         with signals_hurry(self.manager.hurry), self._closing:
             if self._closed:
                 return
             self._closed = True
             self.switchboard.close("the pipeline is closed")
             self.turns.end()
-            if threading.current_thread() is not self._thread:  # it may be a log handler that closes
-                self._thread.join()
+            self._thread.join()
             if self.switchboard.died is None and self._monitor.poll(0):
                 self._undertaker.bury()  # a death that nobody has been told of yet
             self.switchboard.outbox.wake = None

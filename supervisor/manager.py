@@ -52,6 +52,7 @@ class StageProcManager:
     def __init__(self, config: PipelineConfig, stop_fd: int | None = None) -> None:
         self.config = config
         self.procs: list[StageProc] = []
+        _open_missing_streams()
         self.stops = StopRequests(stop_fd)
         self.run_dir = RunDir()
         self._closing = threading.Lock()
@@ -75,7 +76,6 @@ class StageProcManager:
         Raises:
             SpawnError: one could not be started; those before it have been taken down.
         """
-        _open_missing_streams()
         # Ahead of the mask: its start unblocks SIGINT and SIGTERM, and the first stage would inherit that.
         resource_tracker.ensure_running()
         for stage in self.config.stages:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import zmq
-from harness import HANG_S, Events, data_of, ended, fault, in_thread, pid_of, pipeline_config, stage, until, watching
+from harness import HANG_S, Events, data_of, ended, in_thread, pid_of, pipeline_config, stage, until, watching
 
-from supervisor import Outcome, Pipeline, Request
+from supervisor import Outcome, Pipeline, Request, StageProcManager
 from supervisor.monitor import Monitor
 from supervisor.outbox import Outbox
 from supervisor.run import BACKLOG
@@ -92,11 +92,12 @@ def test_run_with_something_else_than_a_request() -> None:
 
 @pytest.mark.parametrize(("name", "error"), [(5, TypeError), ("\ud800", ValueError)])
 def test_utility_name_that_cannot_be_sent(name: Any, error: type[Exception]) -> None:
-    """A utility's name that is no valid text raises at once, and the pipeline goes on."""
+    """A utility's name that is no valid text raises at once, and what has been submitted right before goes on."""
     with Pipeline(pipeline_config(stage("only"))) as pipeline:
+        handles = [pipeline.submit(number) for number in range(20)]
         with pytest.raises(error):
             pipeline.utility("only", name, timeout_s=HANG_S)
-        assert data_of(pipeline.submit("x").result(HANG_S)) == ["x"]
+        assert [data_of(handle.result(HANG_S)) for handle in handles] == [[number] for number in range(20)]
         assert pipeline.utility("only", "echo", ("y",), timeout_s=HANG_S) == ["y"]
 
 
@@ -140,14 +141,17 @@ def test_collected_under_the_lock() -> None:
         wait_gone()
 
 
-def test_interrupt_during_the_close(events: Events) -> None:
+@pytest.mark.parametrize("holder", [Pipeline, StageProcManager])
+def test_interrupt_during_the_close(events: Events, holder: type[Pipeline | StageProcManager]) -> None:
     """A KeyboardInterrupt in the middle of the close comes after it: no process and no directory is left."""
     events.react("stage_killed", lambda _: signal.raise_signal(signal.SIGINT))
-    pipeline = Pipeline(pipeline_config(fault("shutdown", "block"), shutdown_timeout_s=0.1))
-    pipeline.start()
-    with watching(pid_of(pipeline, "faulty")) as wait_gone:
+    opened = holder(pipeline_config(stage("only"), shutdown_timeout_s=0.1))
+    opened.start()
+    pid = events.wait("stage_spawned")["pid"]
+    with watching(pid) as wait_gone:
+        os.kill(pid, signal.SIGSTOP)
         with pytest.raises(KeyboardInterrupt):
-            pipeline.close()
+            opened.close()
         wait_gone()
     assert list(Path(tempfile.gettempdir()).glob("stages-*")) == []
 
