@@ -37,6 +37,10 @@ class StageNode:
     consumers: list[StageNode] = field(default_factory=list)
 
 
+class AliveError(ValueError):
+    """A request of this id has no outcome yet."""
+
+
 class Request(ABC):
     """One request of a user, from `Ledger.open` to its outcome; subclasses say what becomes of its results.
 
@@ -129,7 +133,8 @@ class Ledger:
     def __init__(self, sources: list[StageNode], post: Post) -> None:
         self._sources = sources
         self._post = post
-        self._requests: dict[str, Request] = {}
+        self.requests: dict[str, Request] = {}
+        """Those without an outcome, by id, oldest first; only the ledger changes it."""
         self._tasks: dict[str, Task] = {}
         self._number = 0
         self.done = 0
@@ -137,22 +142,16 @@ class Ledger:
         self.strangers: list[str] = []
         """Ids in outputs that were never given to any stage; whoever reads them clears the list."""
 
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._requests
-
     def open(self, request: Request, payload: Payload) -> None:
         """Accept a request.
 
         Raises:
-            ValueError: a request of this id is alive.
+            AliveError: a request of this id is alive; nothing has changed.
         """
         request_id = request.id
-        if request_id in self._requests:
-            raise ValueError(f"request {request_id!r} is still alive: wait for its outcome, or use another id")
-        self._requests[request_id] = request
+        if request_id in self.requests:
+            raise AliveError(f"request {request_id!r} is still alive: wait for its outcome, or use another id")
+        self.requests[request_id] = request
         for node in self._sources:
             self._begin(request, node, [], payload)
 
@@ -198,7 +197,7 @@ class Ledger:
         report: StageDeathReport | None = None,
     ) -> None:
         """End a request that is alive, whatever it waits for; one that has ended or is not open stays as it is."""
-        if self._requests.get(request.id) is not request:
+        if self.requests.get(request.id) is not request:
             return
         cancels: dict[str, tuple[StageNode, list[str]]] = {}
         for engine_id, task in request.tasks.items():
@@ -209,10 +208,6 @@ class Ledger:
             self._post.abort(node, engine_ids)
         request.report = report
         self._end(request, outcome, error)
-
-    def alive(self) -> list[Request]:
-        """All requests without an outcome, oldest first."""
-        return list(self._requests.values())
 
     def _check_stranger(self, engine_id: str) -> None:
         """Tell an id that has ended from one that was never given out: then an engine mixes its ids up."""
@@ -238,7 +233,7 @@ class Ledger:
             self._end(request, "finished", None)
 
     def _end(self, request: Request, outcome: OutcomeName, error: str | None) -> None:
-        del self._requests[request.id]
+        del self.requests[request.id]
         self.done += 1
         request.outcome, request.error = outcome, error
         request.end()

@@ -31,7 +31,7 @@ class Monitor:
         procs: the processes, all alive.
         pulls: the output sockets by `stage/replica`.
         on_message: gets each message, as `(proc, frames)`; it returns True if the message was a `fatal`.
-        on_lost: called when a message was cut off, with the reason.
+        on_lost: called when a message was cut off, with what cut it off.
         stop_fd: an eventfd that becomes readable when the user asks to stop, or None.
         on_stop: called when it has, with its counter.
     """
@@ -41,7 +41,7 @@ class Monitor:
         procs: list[StageProc],
         pulls: dict[str, Socket],
         on_message: Callable[[StageProc, list[zmq.Frame]], bool],
-        on_lost: Callable[[str], None],
+        on_lost: Callable[[BaseException], None],
         stop_fd: int | None,
         on_stop: Callable[[int], None],
     ) -> None:
@@ -111,7 +111,7 @@ class Monitor:
         try:
             fatal = self._on_message(proc, receive_frames(pull, zmq.NOBLOCK))
         except BaseException as exc:
-            self._on_lost(type(exc).__name__)
+            self._on_lost(exc)
             raise
         if fatal:
             self._notice(proc)

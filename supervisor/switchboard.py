@@ -14,7 +14,7 @@ import msgspec
 
 from stage.codec import Payload, encode
 from stage.protocol import End, Fatal, Out, Refused, from_stage_decoder
-from supervisor.ledger import Ledger, build_graph
+from supervisor.ledger import AliveError, Ledger, build_graph
 from supervisor.log import log
 from supervisor.turns import Waitable
 
@@ -51,22 +51,6 @@ class Slots(Waitable):
         self.tokens = ()
 
 
-class _Whole:
-    """A change that must be whole: an exception in the middle of it, such as an interrupt, ends every request."""
-
-    __slots__ = ("_give_up",)
-
-    def __init__(self, give_up: Callable[[str], None]) -> None:
-        self._give_up = give_up
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self._give_up(kind.__name__)
-
-
 class Switchboard:
     """Route requests, outputs, aborts and utility calls.
 
@@ -90,13 +74,12 @@ class Switchboard:
         self._calls: dict[int, Call] = {}
         self._call_ids = count(1)
         self._refusal: str | None = None
-        self._request_number = 0
-        self._whole = _Whole(self._give_up)
+        self._request_numbers = count(1)
 
     @property
     def in_flight(self) -> int:
         """Requests under way."""
-        return len(self._ledger)
+        return len(self._ledger.requests)
 
     @property
     def done(self) -> int:
@@ -105,7 +88,7 @@ class Switchboard:
 
     def has_slot(self) -> bool:
         """True if a request need not wait, be it because it will be refused."""
-        return len(self._ledger) < self._max_in_flight or self._refusal is not None
+        return len(self._ledger.requests) < self._max_in_flight or self._refusal is not None
 
     def refusal(self) -> str | None:
         """Why no request is accepted any more, or None."""
@@ -113,11 +96,9 @@ class Switchboard:
 
     def new_id(self) -> str:
         """Make up an id for a request without one."""
-        with self.lock:
-            while True:
-                self._request_number += 1
-                if (request_id := f"request-{self._request_number}") not in self._ledger:
-                    return request_id
+        while (request_id := f"request-{next(self._request_numbers)}") in self._ledger.requests:
+            pass
+        return request_id
 
     def open(self, request: Request, payload: Payload) -> bool:
         """Accept a request and send it off; False if there is no slot, or none will be.
@@ -126,13 +107,16 @@ class Switchboard:
             ValueError: a request of this id is alive.
         """
         with self.lock:
-            if self._refusal is not None or len(self._ledger) >= self._max_in_flight:
+            if self._refusal is not None or len(self._ledger.requests) >= self._max_in_flight:
                 return False
-            if request.id in self._ledger:
-                raise ValueError(f"request {request.id!r} is still alive: wait for its outcome, or use another id")
-            with self._whole:
+            try:
                 self._ledger.open(request, payload)
                 self.outbox.dispatch()
+            except AliveError:
+                raise
+            except BaseException as exc:
+                self._give_up(exc)
+                raise
             return True
 
     def on_message(self, proc: StageProc, frames: list[zmq.Frame]) -> bool:
@@ -153,11 +137,15 @@ class Switchboard:
 
     def abort(self, request: Request) -> None:
         """End a request as aborted, in every stage."""
-        with self.lock, self._whole:
-            self._ledger.close(request, "aborted")
-            self.slots.wake()
-            self.outbox.flush()
-            self.outbox.ring()
+        with self.lock:
+            try:
+                self._ledger.close(request, "aborted")
+                self.slots.wake()
+                self.outbox.flush()
+                self.outbox.ring()
+            except BaseException as exc:
+                self._give_up(exc)
+                raise
 
     def look_again(self) -> None:
         """Let whoever waits for a slot check again what it waits for."""
@@ -177,7 +165,7 @@ class Switchboard:
             report_for: makes the report from the ids of the requests that it costs.
         """
         with self.lock:
-            report = report_for([request.id for request in self._ledger.alive()])
+            report = report_for(list(self._ledger.requests))
             # Before any request ends: who sees its request fail must find the report.
             self.died = report
             self._end_all(report.summary(), "failed", report.summary(), report)
@@ -196,10 +184,13 @@ class Switchboard:
             if self._refusal is not None:
                 call.error = self._refusal
             else:
-                with self._whole:
+                try:
                     self._calls[call_id] = call
                     self.outbox.utility(key, call_id, name, payload)
                     self.outbox.dispatch()
+                except BaseException as exc:
+                    self._give_up(exc)
+                    raise
         return call_id, call
 
     def forget_call(self, call_id: int) -> None:
@@ -207,14 +198,15 @@ class Switchboard:
         with self.lock:
             self._calls.pop(call_id, None)
 
-    def give_up(self, reason: str) -> None:
+    def give_up(self, exc: BaseException) -> None:
         """Accept nothing any more, since a message was cut off: what it said is lost, so nobody may wait for it."""
         with self.lock:
-            self._give_up(reason)
+            self._give_up(exc)
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, exc: BaseException) -> None:
         self.outbox.tear()
-        self._end_all(f"the supervisor was cut off in the middle of a change by {reason}", "aborted", None, None)
+        reason = f"the supervisor was cut off in the middle of a change by {type(exc).__name__}"
+        self._end_all(reason, "aborted", None, None)
 
     def _apply(self, proc: StageProc, messages: list[FromStage], frames: list[zmq.Frame]) -> bool:
         ledger = self._ledger
@@ -259,7 +251,7 @@ class Switchboard:
 
     def _end_all(self, refusal: str, outcome: OutcomeName, error: str | None, report: StageDeathReport | None) -> None:
         self._refusal = self._refusal or refusal
-        for request in self._ledger.alive():
+        for request in list(self._ledger.requests.values()):
             self._ledger.close(request, outcome, error, report)
         for call in self._calls.values():
             call.error = refusal

@@ -91,7 +91,7 @@ def test_one_stage() -> None:
     stages.ledger.output(engine_id, payload("b"), finished=True)
     assert request.results == [("only", (0,), "a"), ("only", (1,), "b")]
     assert request.ends == [("finished", None)]
-    assert (len(stages.ledger), stages.ledger.done) == (0, 1)
+    assert (len(stages.ledger.requests), stages.ledger.done) == (0, 1)
 
 
 def test_take_each() -> None:
@@ -164,7 +164,7 @@ def test_close_of_an_old_request_spares_a_new_one_of_the_same_id() -> None:
     stages.ledger.close(old, "aborted")
     new = stages.open("same")
     stages.ledger.close(old, "aborted")
-    assert (new.ends, "same" in stages.ledger) == ([], True)
+    assert (new.ends, "same" in stages.ledger.requests) == ([], True)
 
 
 def test_alive_id_is_refused() -> None:
@@ -173,7 +173,7 @@ def test_alive_id_is_refused() -> None:
     first = stages.open("same")
     with pytest.raises(ValueError, match="'same' is still alive"):
         stages.open("same")
-    assert stages.ledger.alive() == [first]
+    assert list(stages.ledger.requests.values()) == [first]
 
 
 def test_strangers_are_ignored() -> None:
@@ -184,7 +184,7 @@ def test_strangers_are_ignored() -> None:
         stages.ledger.output(stranger, payload("x"), finished=True)
         stages.ledger.end(stranger)
         stages.ledger.refuse(stranger, "no")
-    assert (request.results, request.ends, len(stages.ledger)) == ([], [], 1)
+    assert (request.results, request.ends, len(stages.ledger.requests)) == ([], [], 1)
 
 
 @st.composite
@@ -222,7 +222,7 @@ def act(stages: Stages, what: str, number: int) -> None:
 
 
 def open_again(stages: Stages, request_id: str) -> None:
-    if request_id in stages.ledger:
+    if request_id in stages.ledger.requests:
         with pytest.raises(ValueError, match="still alive"):
             stages.open(request_id)
     else:
@@ -252,11 +252,11 @@ def test_any_history(graph: Graph, history: list[tuple[str, int]]) -> None:
         act(stages, what, number)
         ended = [request for request in stages.requests if request.ends]
         assert stages.ledger.done == len(ended)
-        assert stages.ledger.alive() == [request for request in stages.requests if not request.ends]
+        assert list(stages.ledger.requests.values()) == [request for request in stages.requests if not request.ends]
     while stages.sent:
         stages.finish(next(iter(stages.sent)), "rest")
     assert all(len(request.ends) == 1 for request in stages.requests)
-    assert (len(stages.ledger), stages.ledger._tasks) == (0, {})
+    assert (len(stages.ledger.requests), stages.ledger._tasks) == (0, {})
     assert not any(request.tasks for request in stages.requests)
     assert len(set(stages.every_id)) == len(stages.every_id)
 

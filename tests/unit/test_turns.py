@@ -40,7 +40,7 @@ class House:
         self.polled_by: list[str] = []
         self.on_stop: Flag | None = None
         self.outbox = Outbox(router)
-        self.monitor = Monitor([], {}, lambda *_: False, self.polled_by.append, stop_fd, self._stopped)
+        self.monitor = Monitor([], {}, lambda *_: False, lambda _: None, stop_fd, self._stopped)
         self.turns = Turns(self.monitor, self.outbox, self.lock)
 
     def _stopped(self, _times: int) -> None:
