@@ -40,6 +40,8 @@ class Outbox:
         self._router = router
         self.wake: Callable[[], None] | None = None
         """Makes the thread that polls come back."""
+        self.on_torn: Callable[[BaseException], None] | None = None
+        """Called when something has cut a message off."""
         self._waiting: dict[bytes, tuple[list[ToStage], list[Any]]] = {}
         self.count = 0
         """Messages that wait."""
@@ -77,14 +79,20 @@ class Outbox:
         """Send everything."""
         if not self.count or self._torn:
             return
-        waiting, self._waiting, self.count = self._waiting, {}, 0
-        for key, (messages, frames) in waiting.items():
-            try:
-                send_message(self._router, header_encoder.encode(messages), frames, to=key)
-            except zmq.ZMQError as exc:
-                # The stage is dead, which its sentinel tells: its requests fail then.
-                log.debug("message_unsent", to=key.decode(), reason=str(exc))
-        self._sent_at = monotonic()
+        try:
+            waiting, self._waiting, self.count = self._waiting, {}, 0
+            for key, (messages, frames) in waiting.items():
+                try:
+                    send_message(self._router, header_encoder.encode(messages), frames, to=key)
+                except zmq.ZMQError as exc:
+                    # The stage is dead, which its sentinel tells: its requests fail then.
+                    log.debug("message_unsent", to=key.decode(), reason=str(exc))
+            self._sent_at = monotonic()
+        except BaseException as exc:
+            # An interrupt between two frames, say: what is sent next would become a part of this message.
+            if self.on_torn is not None:
+                self.on_torn(exc)
+            raise
 
     def tear(self) -> None:
         """Send nothing any more: a message was cut off, and what comes next would become a part of it."""

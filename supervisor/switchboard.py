@@ -62,6 +62,7 @@ class Switchboard:
     def __init__(self, config: PipelineConfig, outbox: Outbox) -> None:
         self.lock = threading.Lock()
         self.outbox = outbox
+        outbox.on_torn = self._give_up
         self.slots = Slots()
         """Changes whenever a request ends."""
         self.runs: list[Waitable] = []
