@@ -90,7 +90,7 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A whole pipeline, made by `from_yaml` or `from_dict`.
 
     Args:
-        name: what logs and process names call it.
+        name: what the logs call it.
         stages: in the order of the config.
         input: what to run by default, if anything.
         startup_timeout_s: how long all stages together may take to become ready, in seconds.

@@ -1,4 +1,4 @@
-"""The exceptions that users see; each says who did what, and the next step."""
+"""The exceptions that users see."""
 
 from __future__ import annotations
 

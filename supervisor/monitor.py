@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import zmq
@@ -85,7 +86,8 @@ class Monitor:
         elif fd == self._wake_fd:
             os.eventfd_read(self._wake_fd)
         elif self._stop_fd is not None:
-            self._on_stop(os.eventfd_read(self._stop_fd))
+            with suppress(BlockingIOError):  # another pipeline with the same stop_fd has been quicker
+                self._on_stop(os.eventfd_read(self._stop_fd))
 
     def drain(self, proc: StageProc) -> None:
         """Read what a dead process has sent, until its connection has ended, or for `DRAIN_S`."""
