@@ -1,7 +1,8 @@
 """The black box: a small mmap'd file that a stage writes and the supervisor reads after its death.
 
 What is stored here survives SIGKILL and `os._exit`: the pages belong to the file, not to the process. Only the stage
-writes; each counter is one aligned 64-bit store, and the length of the error is written after its text.
+writes; each cell is one aligned 64-bit store with one writing thread, and the length of the error is written after its
+text.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib
 import mmap
 import os
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,8 +25,13 @@ if TYPE_CHECKING:
 
 PHASES = ("spawned", "hello", "import", "init", "io", "ready", "stopping")
 
-_PHASE, _STEPS, _SIGNAL, _ERROR_SIZE = range(4)
-_HEADER_SIZE = 64
+CALLS = ("", "add", "abort", "step", "utility")
+
+PHASE, STEPS, SIGNAL, ERROR_SIZE, ERROR_AT, CALL, CALL_SINCE, IN_HAND, HANDLED = range(9)
+"""The cells. Times are nanoseconds of the monotonic clock, which all processes of a machine share; 0 for never."""
+
+_CELLS_SIZE = 8 * (HANDLED + 1)
+_HEADER_SIZE = 128
 _SIZE = 256 * 1024
 _HERE = Path(__file__).parent
 _OURS = (
@@ -42,12 +49,23 @@ class BlackBoxRecord(msgspec.Struct, frozen=True):
         steps: number of steps begun.
         signal: number of the SIGTERM or SIGINT that the stage got, 0 if none.
         error: the first error, if there was one.
+        error_at: when it was recorded.
+        call: the engine's method that runs, or "" between two calls.
+        call_since: when it was called.
+        in_hand: requests that were added and have not ended.
+        handled: messages from the supervisor that have reached the engine, this call included; counted only for a
+            stage with a `step_timeout_s`, as are calls other than `step`.
     """
 
     phase: str
     steps: int
     signal: int
     error: ErrorRecord | None
+    error_at: int = 0
+    call: str = ""
+    call_since: int = 0
+    in_hand: int = 0
+    handled: int = 0
 
 
 def create_black_box(path: Path) -> None:
@@ -62,11 +80,27 @@ def create_black_box(path: Path) -> None:
 def read_black_box(path: Path) -> BlackBoxRecord:
     """Read a box, also while its stage is writing."""
     content = path.read_bytes()
-    cells = memoryview(content)[:_HEADER_SIZE].cast("q")
+    cells = memoryview(content)[:_CELLS_SIZE].cast("q")
     error = None
-    if size := cells[_ERROR_SIZE]:
+    if size := cells[ERROR_SIZE]:
         error = msgspec.msgpack.decode(content[_HEADER_SIZE : _HEADER_SIZE + size], type=ErrorRecord)
-    return BlackBoxRecord(PHASES[cells[_PHASE]], cells[_STEPS], cells[_SIGNAL], error)
+    return BlackBoxRecord(
+        phase=PHASES[cells[PHASE]],
+        steps=cells[STEPS],
+        signal=cells[SIGNAL],
+        error=error,
+        error_at=cells[ERROR_AT],
+        call=CALLS[cells[CALL]],
+        call_since=cells[CALL_SINCE],
+        in_hand=cells[IN_HAND],
+        handled=cells[HANDLED],
+    )
+
+
+def view_cells(path: Path) -> memoryview:
+    """Map the cells of a box, to be read while its stage is writing; `release` the view at the end."""
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), _CELLS_SIZE, access=mmap.ACCESS_READ)).cast("q")
 
 
 class BlackBox:
@@ -80,29 +114,26 @@ class BlackBox:
         self._lock = threading.Lock()
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), _SIZE)
-        self._cells = memoryview(self._map)[:_HEADER_SIZE].cast("q")
+        self.cells = memoryview(self._map)[:_CELLS_SIZE].cast("q")
+        """Written by the thread that each belongs to; the engine's cells by `RecordedEngine`."""
 
     @property
     def phase(self) -> str:
         """The phase that was entered last."""
-        return PHASES[self._cells[_PHASE]]
+        return PHASES[self.cells[PHASE]]
 
     @property
     def has_error(self) -> bool:
         """True once an error has been recorded."""
-        return bool(self._cells[_ERROR_SIZE])
+        return bool(self.cells[ERROR_SIZE])
 
     def enter(self, phase: str) -> None:
         """Record that a phase begins."""
-        self._cells[_PHASE] = PHASES.index(phase)
-
-    def step_begins(self) -> None:
-        """Record that a step begins."""
-        self._cells[_STEPS] += 1
+        self.cells[PHASE] = PHASES.index(phase)
 
     def got_signal(self, signum: int) -> None:
         """Record the signal that asked the stage to stop."""
-        self._cells[_SIGNAL] = signum
+        self.cells[SIGNAL] = signum
 
     def record_error(self, cause: str, exc: BaseException) -> ErrorRecord:
         """Record `exc` unless an earlier error stands here: the first failure is the cause."""
@@ -113,7 +144,8 @@ class BlackBox:
             if not self.has_error:
                 text = msgspec.msgpack.encode(record)
                 self._map[_HEADER_SIZE : _HEADER_SIZE + len(text)] = text
-                self._cells[_ERROR_SIZE] = len(text)
+                self.cells[ERROR_AT] = time.monotonic_ns()
+                self.cells[ERROR_SIZE] = len(text)
         return record
 
 

@@ -29,6 +29,10 @@ class EncodeError(TypeError):
     """This data cannot travel between processes; the text names the type that is in the way."""
 
 
+class TooLargeError(ValueError):
+    """This data is larger than one request may be."""
+
+
 class Payload(msgspec.Struct, gc=False):
     """Encoded data: `body` goes into a header, `frames` follow it."""
 
@@ -59,6 +63,24 @@ def encode(data: Any) -> Payload:
         frames.insert(0, body)
         return Payload(_NIL, frames)
     return Payload(msgspec.Raw(body), frames)
+
+
+def check_size(payload: Payload, max_bytes: int, what: str) -> None:
+    """See that a payload is no larger than `max_bytes`.
+
+    Args:
+        payload: the encoded data.
+        max_bytes: the config's `max_request_bytes`.
+        what: names the data.
+
+    Raises:
+        TooLargeError: it is.
+    """
+    size = len(payload.body)
+    for frame in payload.frames:
+        size += memoryview(frame).nbytes
+    if size > max_bytes:
+        raise TooLargeError(f"{what} takes {size} bytes, more than max_request_bytes ({max_bytes})")
 
 
 def decode(body: msgspec.Raw, frames: Sequence[Any]) -> Any:

@@ -21,7 +21,7 @@ def safe_repr(exc: object) -> str:
         text = repr(exc)
     except BaseException as raised:
         text = _unprintable(exc, "repr", raised)
-    return _fit(text, TEXT_LIMIT)
+    return fit_text(text)
 
 
 def safe_str(exc: object) -> str:
@@ -30,7 +30,7 @@ def safe_str(exc: object) -> str:
         text = str(exc)
     except BaseException as raised:
         text = _unprintable(exc, "str", raised)
-    return _fit(text, TEXT_LIMIT)
+    return fit_text(text)
 
 
 def traceback_text(exc: BaseException, limit: int = TEXT_LIMIT) -> str:
@@ -45,14 +45,14 @@ def traceback_text(exc: BaseException, limit: int = TEXT_LIMIT) -> str:
         text = "".join(traceback.format_exception(exc))
     except BaseException as raised:
         text = f"{safe_repr(exc)}\n({_unprintable(exc, 'traceback', raised)})\n"
-    return _fit(text, limit)
+    return fit_text(text, limit)
 
 
 def _unprintable(value: object, what: str, raised: BaseException) -> str:
     return f"<{_qualname_of(type(value))}: its {what} raised {_qualname_of(type(raised))}>"
 
 
-def _fit(text: str, limit: int) -> str:
+def fit_text(text: str, limit: int = TEXT_LIMIT) -> str:
     """Replace lone surrogates by their escapes; cut the middle out of a text of more than `limit` bytes."""
     # `str.encode` by name: `text` may be of a subclass with an `encode` of its own.
     encoded = str.encode(text, "utf-8", "backslashreplace")

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from typing import TYPE_CHECKING
 
 from stage.engine_path import load_engine_class
 from stage.errors_text import safe_str
-from stage.parent_watch import watch_parent
+from stage.parent_watch import die_with
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,23 +20,22 @@ if TYPE_CHECKING:
 TEXT_LIMIT = 1000
 
 
-def try_import(parent_pid: int, engine: str, env: dict[str, str], import_path: Sequence[str]) -> None:
+def try_import(lifeline: int, engine: str, env: dict[str, str], import_path: Sequence[str]) -> None:
     """Import an engine, write the outcome to standard output, and exit.
 
     The outcome is a JSON object: `error`, the type and text of what was raised, or null; and `missing`, the name of
     the module that was not found, or null. No outcome at all means that the import ended the process.
 
     Args:
-        parent_pid: the process to report to; this one ends when it does.
+        lifeline: descriptor of a pipe whose write end only the process to report to has; this one ends with it.
         engine: `package.module:ClassName`.
         env: the stage's variables.
         import_path: directories to look for the engine in before all others.
     """
     report = os.dup(1)
     os.dup2(2, 1)
-    # Handled, so that the watch lives on to end the whole group; not ignored, which the engine's helpers would inherit.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    watch_parent(parent_pid)
+    die_with(f"/proc/self/fd/{lifeline}")
+    os.close(lifeline)
     os.environ.update(env)
     sys.path[:0] = import_path
     pid = os.getpid()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
 
-from stage.codec import EncodeError, decode, encode
+from stage.codec import EncodeError, TooLargeError, check_size, decode, encode
 from stage.engine import Output
 from stage.names import name_thread
 from stage.protocol import (
@@ -31,6 +32,7 @@ from stage.protocol import (
     to_stage_decoder,
 )
 from stage.sockets import Context, open_socket, receive_frames, send_message
+from stage.strays import Strays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -117,12 +119,16 @@ def run_input(
         # A ROUTER cannot address a peer that has not spoken on this very socket.
         socket.send(b"")
         ready.set()
+        strays = Strays(partial(_log.warning, "dropped messages that are none of ours, the last since %s: %d"))
         while True:
             frames = receive_frames(socket)
             try:
                 messages = to_stage_decoder.decode(frames[0].buffer)
             except msgspec.DecodeError as exc:
-                _log.warning("dropped a message that is none of ours: %s", exc)
+                strays.add(str(exc))
+                continue
+            if sum([message.frames for message in messages]) != len(frames) - 1:
+                strays.add("its header and its frames do not match")
                 continue
             _queue_messages(messages, frames, input_queue, output_queue)
 
@@ -146,6 +152,7 @@ def _queue_messages(
             data = decode(message.body, own)
         except Exception as exc:
             output_queue.put(_undecodable(message, exc))
+            input_queue.put(("ABORT", []))  # asks for nothing, but this message counts as handled (see WatchedEngine)
             continue
         if isinstance(message, Add):
             input_queue.put(("ADD", (message.request_id, data)))
@@ -166,6 +173,7 @@ def run_output(
     input_queue: SimpleQueue[Message],
     before_fatal: Callable[[], None],
     flush_timeout_s: float,
+    max_bytes: int,
     ready: threading.Event,
 ) -> None:
     """Send what the busy loop emits, all that is at hand in one message, up to its last word.
@@ -183,28 +191,31 @@ def run_output(
             last = batch[-1][0] in _LAST_WORDS
             if batch[-1][0] == "fatal":
                 before_fatal()
-            header, frames = encode_batch(batch, input_queue)
+            header, frames = encode_batch(batch, input_queue, max_bytes)
             if header:
                 send_message(socket, header_encoder.encode(header), frames)
     finally:
         socket.close(linger=int(flush_timeout_s * 1000))
 
 
-def encode_batch(batch: Sequence[Emit], input_queue: SimpleQueue[Message]) -> tuple[list[FromStage], list[Any]]:
+def encode_batch(
+    batch: Sequence[Emit], input_queue: SimpleQueue[Message], max_bytes: int
+) -> tuple[list[FromStage], list[Any]]:
     """Encode emits for one message: its header and its payload frames.
 
-    An output that cannot be encoded fails its request alone, and the engine is told to drop it.
+    An output that cannot be encoded, or is larger than `max_bytes`, fails its request alone, and the engine is told to
+    drop it.
     """
     header: list[FromStage] = []
     frames: list[Any] = []
     for emit in batch:
         kind = emit[0]
         if kind == "output":
-            message = _encode_output(emit[1], frames, input_queue)
+            message = _encode_output(emit[1], frames, input_queue, max_bytes)
             if message is not None:
                 header.append(message)
         elif kind == "utility":
-            header.append(_encode_reply(emit, frames))
+            header.append(_encode_reply(emit, frames, max_bytes))
         elif kind == "refused":
             header.append(Refused(emit[1], emit[2]))
         elif kind == "fatal":
@@ -212,7 +223,7 @@ def encode_batch(batch: Sequence[Emit], input_queue: SimpleQueue[Message]) -> tu
     return header, frames
 
 
-def _encode_output(out: Any, frames: list[Any], input_queue: SimpleQueue[Message]) -> FromStage | None:
+def _encode_output(out: Any, frames: list[Any], input_queue: SimpleQueue[Message], max_bytes: int) -> FromStage | None:
     if not isinstance(out, Output) or not isinstance(out.request_id, str):
         wrong = f"step() returned {out!r:.200} where it must be stage.Output(request_id: str, data, finished)"
         input_queue.put(("EXECUTOR_FAILED", wrong))
@@ -222,20 +233,24 @@ def _encode_output(out: Any, frames: list[Any], input_queue: SimpleQueue[Message
         return End(request_id) if finished else None
     try:
         payload = encode(data)
-    except EncodeError as exc:
-        input_queue.put(("ABORT", [request_id]))
-        return Refused(request_id, f"an output of the engine {exc}")
+        check_size(payload, max_bytes, "an output of the engine")
+    except (EncodeError, TooLargeError) as exc:
+        input_queue.put(("ABORT", (request_id,)))
+        return Refused(request_id, f"an output of the engine {exc}" if isinstance(exc, EncodeError) else str(exc))
     frames.extend(payload.frames)
     return Out(request_id, payload.body, len(payload.frames), bool(finished))
 
 
-def _encode_reply(emit: Emit, frames: list[Any]) -> Reply:
+def _encode_reply(emit: Emit, frames: list[Any], max_bytes: int) -> Reply:
     _, call_id, result, error = emit
     if error is not None:
         return Reply(call_id, _NO_BODY, 0, error)
     try:
         payload = encode(result)
+        check_size(payload, max_bytes, "the result")
     except EncodeError as exc:
         return Reply(call_id, _NO_BODY, 0, f"the result {exc}")
+    except TooLargeError as exc:
+        return Reply(call_id, _NO_BODY, 0, str(exc))
     frames.extend(payload.frames)
     return Reply(call_id, payload.body, len(payload.frames), None)

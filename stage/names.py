@@ -1,9 +1,12 @@
-"""Names that a person sees in `ps -L`, `top` and `py-spy`."""
+"""Names that a person sees in `ps -L`, `top` and `py-spy`, and the one by which what a stage has started is found."""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
+
+MARK = "STAGE_RUN_DIR"
+"""The variable that each stage sets, to the run directory's path, for all that it starts."""
 
 _KERNEL_LIMIT = 15
 

@@ -1,36 +1,40 @@
-"""The watch on the supervisor: a daemon thread that ends this stage and its children when the supervisor is gone.
+"""The watch on the supervisor, kept by the kernel: when the supervisor is gone, this process and its group are killed.
 
-A pidfd tells, not `getppid() == 1` (an orphan may be re-parented to a subreaper) and not PR_SET_PDEATHSIG (which
-follows the thread that spawned us, not its process).
+The lifeline is a pipe whose write end only the supervisor holds. When its last writer is gone, the kernel itself sends
+SIGKILL to the group that owns the read end. That needs no thread and no interpreter lock, and reaches a process that
+is stopped. It follows the supervisor's process: not the thread that spawned us, as PR_SET_PDEATHSIG does, nor the
+number of our parent, since an orphan may be re-parented to a subreaper.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
-import select
 import signal
-import threading
-
-ORDERLY_S = 0.5
-"""How long an orphaned stage has for an orderly end: its engine's `shutdown()` runs in this time or not at all."""
 
 
-def watch_parent(parent_pid: int) -> None:
-    """Start to watch the process `parent_pid`; the calling process must lead its own group."""
+def die_with(lifeline: str) -> None:
+    """Die, with all of the group that the calling process must lead, when the last writer of a pipe is gone.
+
+    Args:
+        lifeline: path of the pipe, a FIFO perhaps, or `/proc/self/fd/N`. It is opened anew, since owner and signal
+            belong to an open file, which others may share.
+    """
     try:
-        pidfd = os.pidfd_open(parent_pid)
-    except ProcessLookupError:
-        pidfd = -1
-    # Looked up again: the pid may have been reused between the parent's death and pidfd_open.
-    if pidfd < 0 or os.getppid() != parent_pid:
-        os.killpg(os.getpid(), signal.SIGKILL)
-    threading.Thread(target=_wait_for_end, args=(pidfd,), name="parent-watch", daemon=True).start()
+        fd = os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:  # removed by a supervisor that ended meanwhile
+        _die()
+        return
+    fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpid())
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+    try:
+        gone = not os.read(fd, 1)
+    except BlockingIOError:
+        gone = False
+    if gone:  # before we asked to be told
+        _die()
 
 
-def _wait_for_end(pidfd: int) -> None:
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    poller.poll()
-    os.kill(os.getpid(), signal.SIGTERM)
-    threading.Event().wait(ORDERLY_S)
+def _die() -> None:
     os.killpg(os.getpid(), signal.SIGKILL)

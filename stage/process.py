@@ -1,7 +1,8 @@
 """`run_stage`: the entry of a stage process, and the order in which everything in it begins and ends.
 
-Handlers and the watch on the supervisor come first, before anything that takes time. Whatever was begun is ended in
-the opposite order, on every way out: the last messages leave, then the engine shuts down, then the sockets close.
+The watch on the supervisor and the signal handlers come first, before anything that takes time. Whatever was begun is
+ended in the opposite order, on every way out: the last messages leave, then the engine shuts down, then the sockets
+close.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import faulthandler
 import fcntl
 import gc
 import os
-import signal
 import sys
 import threading
 import traceback
@@ -29,11 +29,12 @@ from stage.errors_text import safe_repr
 from stage.handshake import BootStopped, handshake
 from stage.injection import arm
 from stage.io_threads import IOThread, run_input, run_output
-from stage.names import fit_name, name_thread
-from stage.parent_watch import watch_parent
+from stage.names import MARK, fit_name, name_thread
+from stage.parent_watch import die_with
 from stage.protocol import Hello, Init
-from stage.recorded_engine import RecordedEngine
+from stage.recorded_engine import RecordedEngine, WatchedEngine
 from stage.sockets import batch_scheduling
+from stage.stacks import offer_stacks
 from stage.stop_signals import StopSignals
 
 if TYPE_CHECKING:
@@ -55,18 +56,20 @@ class Boot(NamedTuple):
     Args:
         stage: the stage's name.
         replica: its number, from 0.
-        parent_pid: the supervisor's pid, as the supervisor sees it.
         handshake_address: endpoint for HELLO.
+        lifeline: path of the pipe that the supervisor holds open for writing as long as it lives.
         black_box: path of the black box.
         log: path of the file that takes standard output and standard error.
+        stacks: path of the file that takes stack dumps.
     """
 
     stage: str
     replica: int
-    parent_pid: int
     handshake_address: str
+    lifeline: str
     black_box: str
     log: str
+    stacks: str
 
 
 def run_stage(boot: Boot) -> None:
@@ -79,9 +82,11 @@ def run_stage(boot: Boot) -> None:
     # Not a session: the kernel schedules sessions against each other, which costs a fifth of a round trip.
     os.setpgid(0, 0)
     _redirect_output(boot.log)
+    die_with(boot.lifeline)
+    offer_stacks(boot.stacks)
+    os.environ[MARK] = str(Path(boot.black_box).parent)
     box = BlackBox(Path(boot.black_box))
     signals = StopSignals(box)
-    watch_parent(boot.parent_pid)
     name_thread(fit_name(f"stage:{boot.stage}", f"/{boot.replica}"))
     failed = False
     try:
@@ -95,9 +100,6 @@ def run_stage(boot: Boot) -> None:
             # Otherwise the report has it, and the log is left to what the engine printed.
             traceback.print_exc()
         failed = True
-    if os.getppid() != boot.parent_pid:
-        # Orphaned: nobody else is left to end what the engine started.
-        os.killpg(os.getpid(), signal.SIGKILL)
     if failed:
         raise SystemExit(1)
 
@@ -135,7 +137,8 @@ def _serve(boot: Boot, box: BlackBox, signals: StopSignals) -> bool:
             box.enter("io")
             input_queue: InputQueue = SimpleQueue()
             output_queue: OutputQueue = SimpleQueue()
-            loop = BusyLoop(RecordedEngine(engine, box, init.injection), input_queue, output_queue.put)
+            recorded = (WatchedEngine if init.watched else RecordedEngine)(engine, box, init.injection)
+            loop = BusyLoop(recorded, input_queue, output_queue.put)
             signals.hand_over(loop)
             record_fatal = partial(_record_fatal, box, loop)
             output = _start_threads(boot, init, context, box, input_queue, output_queue, record_fatal)
@@ -197,7 +200,14 @@ def _start_threads(
     name = f"{boot.stage}/{boot.replica}"
     take = partial(run_input, context, init.input_address, name.encode(), input_queue, output_queue)
     give = partial(
-        run_output, context, init.output_address, output_queue, input_queue, record_fatal, init.flush_timeout_s
+        run_output,
+        context,
+        init.output_address,
+        output_queue,
+        input_queue,
+        record_fatal,
+        init.flush_timeout_s,
+        init.max_payload_bytes,
     )
     reading = IOThread("input", fit_name(name, "-input"), take, partial(on_death, "input"))
     writing = IOThread("output", fit_name(name, "-output"), give, partial(on_death, "output"))

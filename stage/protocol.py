@@ -1,12 +1,13 @@
 """The messages between the supervisor and a stage: every type that a header frame may hold.
 
 A data message is one header frame, a msgpack list of the structs below, followed by the frames of their payloads in
-order. Nothing on a wire is pickled. `body` is a payload that stays encoded: the supervisor passes it on unread.
+order; each struct says in `frames` how many are its own. Nothing on a wire is pickled. `body` is a payload that stays
+encoded: the supervisor passes it on unread.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -22,6 +23,7 @@ class Add(msgspec.Struct, array_like=True, tag="add", gc=False):
 class Abort(msgspec.Struct, array_like=True, tag="abort", gc=False):
     """Requests that the engine shall forget."""
 
+    frames: ClassVar[int] = 0
     request_ids: list[str]
 
 
@@ -46,12 +48,14 @@ class Out(msgspec.Struct, array_like=True, tag="out", gc=False):
 class End(msgspec.Struct, array_like=True, tag="end", gc=False):
     """An `Output` without data that finishes its request."""
 
+    frames: ClassVar[int] = 0
     request_id: str
 
 
 class Refused(msgspec.Struct, array_like=True, tag="refused", gc=False):
     """The engine, or the codec, refused this request alone."""
 
+    frames: ClassVar[int] = 0
     request_id: str
     error: str
 
@@ -68,6 +72,7 @@ class Reply(msgspec.Struct, array_like=True, tag="reply", gc=False):
 class Fatal(msgspec.Struct, array_like=True, tag="fatal", gc=False):
     """The busy loop has ended with this error; the details are in the stage's black box."""
 
+    frames: ClassVar[int] = 0
     error: str
 
 
@@ -113,6 +118,8 @@ class Init(msgspec.Struct, tag="INIT"):
         input_address: endpoint that the input thread connects to.
         output_address: endpoint that the output thread connects to.
         flush_timeout_s: how long the last messages may take to leave when the stage ends.
+        watched: True if the supervisor watches for calls that hang.
+        max_payload_bytes: the size from which on an output, or the result of a utility, is not sent.
         injection: a fault to act out, or None.
     """
 
@@ -124,6 +131,8 @@ class Init(msgspec.Struct, tag="INIT"):
     input_address: str
     output_address: str
     flush_timeout_s: float
+    watched: bool
+    max_payload_bytes: int
     injection: Injection | None
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 else:
     _BaseLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
+_LIMITS = ("startup_timeout_s", "shutdown_timeout_s", "max_in_flight", "max_request_bytes")
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
@@ -55,6 +56,8 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True):
         inputs: names of the stages whose outputs come in; empty for a stage that takes the users' requests.
         take: `each` output of an upstream stage is a sub-request, or only the `final` one that carries data.
         replicas: the number of processes.
+        step_timeout_s: how long a step, or a message to the stage that it does not take in, may last before the stage
+            is taken for hung and killed; None for ever.
     """
 
     name: str
@@ -65,6 +68,7 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[str, ...] = ()
     take: Literal["each", "final"] = "each"
     replicas: int = 1
+    step_timeout_s: float | None = None
 
     def environment(self, replica: int) -> dict[str, str]:
         """The variables to set in the process of replica number `replica`, over those that it inherits."""
@@ -96,6 +100,8 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         startup_timeout_s: how long all stages together may take to become ready, in seconds.
         shutdown_timeout_s: how long all stages together may take to end before they are killed, in seconds.
         max_in_flight: how many requests may be under way at once.
+        max_request_bytes: the most that the data of one request may take, encoded, also of an output on its way to the
+            next stage or to the user.
         base_dir: the config file's directory, absolute.
     """
 
@@ -106,6 +112,7 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     startup_timeout_s: float = 60
     shutdown_timeout_s: float = 3
     max_in_flight: int = 64
+    max_request_bytes: int = 256 * 1024 * 1024
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> PipelineConfig:
@@ -161,7 +168,7 @@ def _make(raw: Any, base_dir: Path, default_name: str, subject: str, problems: l
         raise ConfigError(tuple(problems))
     # Resolved first: `..` is taken out of the input's path as text, which is wrong behind a symbolic link.
     base_dir = base_dir.resolve()
-    limits = {key: raw[key] for key in ("startup_timeout_s", "shutdown_timeout_s", "max_in_flight") if key in raw}
+    limits = {key: raw[key] for key in _LIMITS if key in raw}
     return PipelineConfig(
         name=raw.get("name", default_name),
         stages=tuple(_stages(raw["stages"])),

@@ -162,6 +162,11 @@ def _replicas(path: str, value: Any) -> Iterator[str]:
         yield f"{path}: 1 is the only value that this version runs, found {_found(value)}"
 
 
+def _step_timeout(path: str, value: Any) -> Iterator[str]:
+    if value is not None:
+        yield from _seconds(path, value)
+
+
 def _stages(path: str, value: Any) -> Iterator[str]:
     if not isinstance(value, list | tuple) or not value:
         yield _wrong(path, value, _STAGES)
@@ -282,6 +287,7 @@ _STAGE_CHECKS: dict[str, Check] = {
     "inputs": _inputs,
     "take": _take,
     "replicas": _replicas,
+    "step_timeout_s": _step_timeout,
 }
 
 _PIPELINE_CHECKS: dict[str, Check] = {
@@ -290,5 +296,6 @@ _PIPELINE_CHECKS: dict[str, Check] = {
     "startup_timeout_s": _seconds,
     "shutdown_timeout_s": _seconds,
     "max_in_flight": _whole,
+    "max_request_bytes": _whole,
     "stages": _stages,
 }

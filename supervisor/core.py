@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from supervisor.errors import StageDiedError
+from supervisor.hang_watch import HangWatch, StageWatch
 from supervisor.log import log
 from supervisor.manager import StageProcManager
 from supervisor.monitor import Monitor
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from stage.protocol import Injection
     from supervisor.config import PipelineConfig
     from supervisor.ledger import Request
+    from supervisor.stage_proc import StageProc
 
 
 class Core:
@@ -65,6 +67,9 @@ class Core:
             opened.callback(transport.close)
             with launch(self.manager, transport, reporter, injections, stop_fd):
                 self.switchboard = Switchboard(config, Outbox(transport.router))
+            hang_watch = _watch_for_hangs(config, self.manager.procs, self.switchboard.outbox)
+            if hang_watch is not None:
+                opened.callback(hang_watch.close)
             self._monitor = Monitor(
                 self.manager.procs,
                 transport.pulls,
@@ -72,8 +77,10 @@ class Core:
                 self.switchboard.give_up,
                 stop_fd,
                 self._stop,
+                hang_watch,
             )
             opened.callback(self._monitor.close)
+            self._monitor.expect_nothing(transport.handshake, transport.strays.add)
             # Once more, so that it comes first: a stage flushes its last messages into sockets that are still open.
             opened.callback(self.manager.close)
             self.turns = Turns(self._monitor, self.switchboard.outbox, self.switchboard.lock)
@@ -127,6 +134,14 @@ class Core:
     def _stop(self, times: int) -> None:
         self.switchboard.close("the pipeline was asked to stop")
         self.manager.stops.add(times)
+
+
+def _watch_for_hangs(config: PipelineConfig, procs: list[StageProc], outbox: Outbox) -> HangWatch | None:
+    """Watch the stages that have a `step_timeout_s`; None if none has."""
+    limits = {stage.name: stage.step_timeout_s for stage in config.stages}
+    watches = [StageWatch(proc, limit) for proc in procs if (limit := limits[proc.stage]) is not None]
+    outbox.watches = {watch.proc.label.encode(): watch for watch in watches}
+    return HangWatch(watches) if watches else None
 
 
 def _watch(turns: Turns, monitor: Monitor, switchboard: Switchboard, undertaker: Undertaker) -> None:

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Self
 from stage.black_box import create_black_box
 from stage.process import Boot, run_stage
 from supervisor.errors import SpawnError
+from supervisor.leftovers import sweep
 from supervisor.log import log
 from supervisor.report import spawn_failure
-from supervisor.run_dir import RunDir
+from supervisor.run_dir import RunDir, place
 from supervisor.stage_proc import StageProc, wait_readable
 from supervisor.teardown import StopRequests, shut_down
 
@@ -54,6 +55,7 @@ class StageProcManager:
         self.procs: list[StageProc] = []
         _open_missing_streams()
         self.stops = StopRequests(stop_fd)
+        sweep(place())
         self.run_dir = RunDir()
         self._closing = threading.Lock()
         self._finalizer = weakref.finalize(
@@ -123,9 +125,17 @@ class StageProcManager:
 
     def _spawn(self, stage: str, replica: int) -> None:
         box, log_path = self.run_dir.black_box(stage, replica), self.run_dir.log(stage, replica)
+        stacks = self.run_dir.stacks(stage, replica)
         create_black_box(box)
-        address = self.run_dir.address("handshake")
-        boot = Boot(stage, replica, os.getpid(), address, str(box), str(log_path))
+        boot = Boot(
+            stage=stage,
+            replica=replica,
+            handshake_address=self.run_dir.address("handshake"),
+            lifeline=str(self.run_dir.lifeline),
+            black_box=str(box),
+            log=str(log_path),
+            stacks=str(stacks),
+        )
         process = multiprocessing.get_context("spawn").Process(
             target=run_stage, args=(boot,), name=f"stage:{stage}/{replica}"
         )
@@ -140,7 +150,7 @@ class StageProcManager:
                 process.join()
                 process.close()
                 raise
-            self.procs.append(StageProc(stage, replica, process, pid, pidfd, box, log_path, time.monotonic()))
+            self.procs.append(StageProc(stage, replica, process, pid, pidfd, box, log_path, stacks, time.monotonic()))
         log.info("stage_spawned", stage=stage, replica=replica, pid=pid)
 
 

@@ -1,4 +1,4 @@
-"""The monitor: one Poller over every output socket, and a sentinel and a pidfd for each stage process.
+"""The monitor: one Poller over handshake and output sockets, and a sentinel and a pidfd for each stage process.
 
 Whoever polls reads messages and nothing else; what a death, a `fatal` or a stop means is decided by others. Only one
 thread at a time may be in here (see `turns`).
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stage.sockets import Socket
+    from supervisor.hang_watch import HangWatch
     from supervisor.stage_proc import StageProc
+    from supervisor.transport import Inlet
 
 DRAIN_S = 0.05
 """How long after a death an output that has left the stage may take to become readable, at most."""
@@ -35,34 +37,42 @@ class Monitor:
         on_lost: called when a message was cut off, with what cut it off.
         stop_fd: an eventfd that becomes readable when the user asks to stop, or None.
         on_stop: called when it has, with its counter.
+        hang_watch: sees which stage is stuck, or None if no stage has a `step_timeout_s`.
     """
 
     def __init__(
         self,
         procs: list[StageProc],
-        pulls: dict[str, Socket],
+        pulls: dict[str, Inlet],
         on_message: Callable[[StageProc, list[zmq.Frame]], bool],
         on_lost: Callable[[BaseException], None],
         stop_fd: int | None,
         on_stop: Callable[[int], None],
+        hang_watch: HangWatch | None = None,
     ) -> None:
         self._on_lost = on_lost
         self._on_message = on_message
         self._stop_fd = stop_fd
         self._on_stop = on_stop
-        self._pulls: dict[Socket, StageProc] = {pulls[proc.label]: proc for proc in procs}
+        self._hang_watch = hang_watch
+        self._inlets = {proc: pulls[proc.label] for proc in procs}
+        self._pulls: dict[Socket, StageProc] = {inlet.socket: proc for proc, inlet in self._inlets.items()}
+        self._on_stray: dict[Socket, Callable[[str], None]] = {}
         self._ends: dict[int, StageProc] = {proc.pidfd: proc for proc in procs}
         self._ends |= {proc.process.sentinel: proc for proc in procs}
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.dying: list[StageProc] = []
         """Processes that have ended or said `fatal`, in the order in which that was seen."""
-        # What tells when the last message of a connection has been read.
-        self._connections = {pull: pull.get_monitor_socket(zmq.EVENT_DISCONNECTED) for pull in self._pulls}
         self._poller = zmq.Poller()
         for item in (*self._pulls, *self._ends, self._wake_fd):
             self._poller.register(item, zmq.POLLIN)
         if stop_fd is not None:
             self._poller.register(stop_fd, zmq.POLLIN)
+
+    def expect_nothing(self, socket: Socket, on_stray: Callable[[str], None]) -> None:
+        """Read and drop whatever comes on a socket, and tell of it."""
+        self._on_stray[socket] = on_stray
+        self._poller.register(socket, zmq.POLLIN)
 
     def wake(self) -> None:
         """Make the thread that polls return from `poll`; safe to call from any thread."""
@@ -70,6 +80,8 @@ class Monitor:
 
     def poll(self, timeout_s: float | None) -> bool:
         """Wait for something, read it, and return; True if a process is dying."""
+        if self._hang_watch is not None:
+            timeout_s = self._hang_watch.limit(timeout_s)
         for item, _ in self._poller.poll(None if timeout_s is None else milliseconds(timeout_s)):
             # Messages come first in the Poller: what a stage said before its death is read before its death.
             proc = self._pulls.get(item)
@@ -77,10 +89,16 @@ class Monitor:
                 self._read(item, proc)
             else:
                 self._sense(item)
+        if self._hang_watch is not None:
+            for proc in self._hang_watch.stuck():
+                self._notice(proc)
         return bool(self.dying)
 
-    def _sense(self, fd: int) -> None:
-        if fd in self._ends:
+    def _sense(self, fd: int | Socket) -> None:
+        if isinstance(fd, zmq.Socket):
+            *_, content = receive_frames(fd, zmq.NOBLOCK)
+            self._on_stray[fd](f"a message of {len(content.buffer)} bytes, though every stage is connected")
+        elif fd in self._ends:
             # POLLERR, not POLLIN, for a sentinel: membership counts.
             self._notice(self._ends[fd])
         elif fd == self._wake_fd:
@@ -89,24 +107,26 @@ class Monitor:
             with suppress(BlockingIOError):  # another pipeline with the same stop_fd has been quicker
                 self._on_stop(os.eventfd_read(self._stop_fd))
 
+    def finding(self, proc: StageProc) -> str | None:
+        """Why a process was taken for stuck, or None if it was not."""
+        return None if self._hang_watch is None else self._hang_watch.finding(proc)
+
     def drain(self, proc: StageProc) -> None:
         """Read what a dead process has sent, until its connection has ended, or for `DRAIN_S`."""
-        pull = next(pull for pull, owner in self._pulls.items() if owner is proc)
+        inlet = self._inlets[proc]
         until = time.monotonic() + DRAIN_S
         poller = zmq.Poller()
-        poller.register(pull, zmq.POLLIN)
-        poller.register(self._connections[pull], zmq.POLLIN)
+        poller.register(inlet.socket, zmq.POLLIN)
+        poller.register(inlet.events, zmq.POLLIN)
         while (left := until - time.monotonic()) > 0:
             ready = dict(poller.poll(milliseconds(left)))
-            while readable(pull):
-                self._read(pull, proc)
-            if self._connections[pull] in ready:
-                return
+            while readable(inlet.socket):
+                self._read(inlet.socket, proc)
+            if inlet.events in ready and inlet.count_peers() == 0:
+                return  # zmq tells the end of a connection after its last message
 
     def close(self) -> None:
         """Close what belongs to the monitor; the processes' descriptors stay."""
-        for pull in self._pulls:
-            pull.disable_monitor()
         os.close(self._wake_fd)
 
     def _read(self, pull: Socket, proc: StageProc) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stage.codec import Payload
+    from supervisor.hang_watch import StageWatch
     from supervisor.ledger import StageNode
 
 BURST_S = 500e-6
@@ -47,6 +48,8 @@ class Outbox:
         """Messages that wait."""
         self._sent_at = 0.0
         self._torn = False
+        self.watches: dict[bytes, StageWatch] = {}
+        """What counts the messages to those stages that are watched for hangs."""
         self.asleep = False
         """A thread polls, and has not been woken since; it flushes before it polls again."""
 
@@ -87,6 +90,9 @@ class Outbox:
                 except zmq.ZMQError as exc:
                     # The stage is dead, which its sentinel tells: its requests fail then.
                     log.debug("message_unsent", to=key.decode(), reason=str(exc))
+                else:
+                    if key in self.watches:
+                        self._count(self.watches[key], len(messages))
             self._sent_at = monotonic()
         except BaseException as exc:
             # An interrupt between two frames, say: what is sent next would become a part of this message.
@@ -97,6 +103,11 @@ class Outbox:
     def tear(self) -> None:
         """Send nothing any more: a message was cut off, and what comes next would become a part of it."""
         self._torn = True
+
+    def _count(self, watch: StageWatch, messages: int) -> None:
+        watch.sent += messages
+        if watch.at_rest:
+            self.ring()
 
     def _put(self, key: bytes, message: ToStage, frames: Any) -> None:
         self.count += 1

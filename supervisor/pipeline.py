@@ -9,7 +9,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from stage.codec import encode
+from stage.codec import check_size, encode
 from supervisor.config import PipelineConfig
 from supervisor.core import Core
 from supervisor.errors import UtilityError
@@ -118,7 +118,8 @@ class Pipeline:
 
         Raises:
             StageDiedError: a stage has died.
-            ValueError: a request of this id is alive, or the id is empty or no valid Unicode.
+            ValueError: a request of this id is alive, the id is empty or no valid Unicode, or the data is larger than
+                `max_request_bytes` (TooLargeError).
             TypeError: the id is no str, or the data cannot be sent (EncodeError).
             RuntimeError: the pipeline is not running.
         """
@@ -128,7 +129,9 @@ class Pipeline:
         else:
             check_id(request_id)
         handle = Handle(request_id, core.switchboard, core.turns)
-        core.submit(handle, encode(data))
+        payload = encode(data)
+        check_size(payload, self._config.max_request_bytes, "the data")
+        core.submit(handle, payload)
         return handle
 
     def run(self, requests: Iterable[Request]) -> Iterator[Result | Outcome]:
@@ -156,7 +159,8 @@ class Pipeline:
         Raises:
             UtilityError: the engine raised, or the stage has died.
             TimeoutError: no answer within `timeout_s` seconds; the stage goes on.
-            ValueError: there is no such stage, or the name is no valid Unicode.
+            ValueError: there is no such stage, the name is no valid Unicode, or the arguments are larger than
+                `max_request_bytes` (TooLargeError).
             TypeError: the name is no str, or an argument cannot be sent (EncodeError).
         """
         if not isinstance(name, str):
@@ -167,7 +171,9 @@ class Pipeline:
         known = [proc.label for proc in core.manager.procs]
         if label not in known:
             raise ValueError(f"there is no stage process {label!r}: there are {', '.join(known)}")
-        call_id, call = core.switchboard.call(label.encode(), name, args)
+        payload = encode(list(args))
+        check_size(payload, self._config.max_request_bytes, "the list of arguments")
+        call_id, call = core.switchboard.call(label.encode(), name, payload)
         try:
             answered = core.turns.wait(call, call.answered, time.monotonic() + timeout_s)
         finally:

@@ -78,7 +78,11 @@ class StageDeathReport:
         if self.collateral_of:
             lines.append(f"  caused by the death of {self.collateral_of}")
         if self.traceback:
-            lines += ["  its traceback:", *_indent(self.traceback.rstrip().splitlines())]
+            ours = self.cause in {"hung", "startup_timeout"}
+            lines += [
+                "  where its threads were:" if ours else "  its traceback:",
+                *_indent(self.traceback.rstrip().splitlines()),
+            ]
         if self.log_tail:
             lines += ["  its last output:", *_indent(self.log_tail)]
         if self.log_path:
@@ -141,6 +145,8 @@ class Evidence:
         box: its black box.
         said: error text of its `fatal` message, or what our verdict rests on, or None.
         verdict: `startup_timeout` or `hung` where the supervisor itself ended it, else None.
+        stacks: the stacks of all its threads before that, or None.
+        oom_kills: how many processes of its cgroup the kernel killed for lack of memory meanwhile; None if unknown.
         uptime_s: seconds from its start to its end.
         log_tail: the last lines of its log.
         log_path: the log's path.
@@ -153,6 +159,8 @@ class Evidence:
     box: BlackBoxRecord
     said: str | None
     verdict: Cause | None
+    stacks: str | None
+    oom_kills: int | None
     uptime_s: float
     log_tail: list[str]
     log_path: str
@@ -175,20 +183,22 @@ def build_report(evidence: Evidence, requests_lost: list[str], collateral_of: st
     error_type, message, traceback = None, evidence.said, None
     if evidence.box.signal and message is None:
         message = f"it ended in order after a {_signal_name(evidence.box.signal)} that the supervisor did not send"
-    if error is not None:
+    if evidence.verdict is not None:
+        traceback = evidence.stacks
+    elif error is not None:
         error_type, message, traceback = error.error_type, error.message, error.traceback
     return StageDeathReport(
         stage=evidence.stage,
         replica=evidence.replica,
         pid=evidence.pid,
-        phase=error.phase if error is not None else evidence.box.phase,
+        phase=error.phase if error is not None and evidence.verdict is None else evidence.box.phase,
         exit_code=exit_code,
         signal=_signal_name(-exit_code) if exit_code is not None and exit_code < 0 else None,
         cause=cause,
         error_type=error_type,
         error_message=message,
         traceback=traceback,
-        oom_killed=None,
+        oom_killed=_oom_killed(evidence),
         requests_lost=requests_lost,
         steps=evidence.box.steps,
         uptime_s=round(evidence.uptime_s, 3),
@@ -196,6 +206,15 @@ def build_report(evidence: Evidence, requests_lost: list[str], collateral_of: st
         log_path=evidence.log_path,
         collateral_of=collateral_of,
     )
+
+
+def _oom_killed(evidence: Evidence) -> bool | None:
+    """Tell only what is known: the killer's signal is SIGKILL, and the kernel counts its victims."""
+    if evidence.exit_code is None:
+        return None
+    if evidence.exit_code != -signal.SIGKILL or evidence.verdict is not None:
+        return False
+    return None if evidence.oom_kills is None else evidence.oom_kills > 0
 
 
 def spawn_failure(stage: str, replica: int, exc: OSError) -> StageDeathReport:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stage.codec import encode
+from stage.codec import check_size, encode
 from supervisor import ledger
 from supervisor.errors import StageDiedError
 from supervisor.handle import Outcome, Result, open_payload
@@ -68,6 +68,7 @@ class _Run(Waitable):
         self._events: deque[tuple[str, str, list[int], Payload] | Outcome] = deque()
         self.alive: set[_RunRequest] = set()
         self._backlog = 4 * core.manager.config.max_in_flight + BACKLOG
+        self._max_bytes = core.manager.config.max_request_bytes
         self._fed = False
         self._left = threading.Event()
         self._error: BaseException | None = None
@@ -106,7 +107,9 @@ class _Run(Waitable):
         if error is None:
             try:
                 check_id(request_id)
-                return self._open(_RunRequest(request_id, self), encode(request.data))
+                payload = encode(request.data)
+                check_size(payload, self._max_bytes, "the data")
+                return self._open(_RunRequest(request_id, self), payload)
             except (TypeError, ValueError) as exc:
                 error = str(exc)
         self._tell(Outcome(str(request_id), "failed", error))

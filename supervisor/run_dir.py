@@ -1,4 +1,8 @@
-"""The run directory: private to one supervisor, it holds the sockets, and each stage's black box and log."""
+"""The run directory: private to one supervisor, it holds the sockets, and each stage's black box and log.
+
+In it lies the lifeline, a FIFO that the supervisor holds open for writing as long as it lives: the stages die with its
+last writer (`stage.parent_watch`), and a directory whose lifeline has none belongs to nobody any more (`sweep`).
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,38 @@ from pathlib import Path
 _SOCKET_PATH_LIMIT = 107
 _LONGEST_NAME = 64
 
+PREFIX = "stages-"
+LIFELINE = "lifeline"
+
+_held: set[int] = set()
+
+
+def place() -> Path:
+    """Where run directories are made: the temporary directory, unless its path is too long for a socket."""
+    base = tempfile.gettempdir()
+    if len(os.fsencode(base)) > _SOCKET_PATH_LIMIT - _LONGEST_NAME:
+        base = "/tmp"  # noqa: S108 (mkdtemp makes a private directory in it)
+    return Path(base)
+
 
 class RunDir:
     """Make a directory of mode 0700 in a place short enough for a socket's path."""
 
     def __init__(self) -> None:
-        base = tempfile.gettempdir()
-        if len(os.fsencode(base)) > _SOCKET_PATH_LIMIT - _LONGEST_NAME:
-            base = "/tmp"  # noqa: S108 (mkdtemp makes a private directory in it)
-        self.path = Path(tempfile.mkdtemp(prefix=f"stages-{os.getpid()}-", dir=base))
+        base = place()
+        # Under another name until its lifeline is held: somebody else's sweep must not take it for a dead one.
+        fresh = Path(tempfile.mkdtemp(prefix=f".{PREFIX}{os.getpid()}-", dir=base))
+        try:
+            os.mkfifo(fresh / LIFELINE, 0o600)
+            # For reading too, since nobody reads it yet: opening it for writing alone would fail.
+            self._lifeline_fd = os.open(fresh / LIFELINE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except BaseException:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
+        _held.add(self._lifeline_fd)
+        self.path = base / fresh.name.removeprefix(".")
+        fresh.rename(self.path)
+        self.lifeline = self.path / LIFELINE
 
     def address(self, name: str) -> str:
         """The endpoint of the socket `name`."""
@@ -33,8 +60,15 @@ class RunDir:
         """The path of a stage's log."""
         return self.path / f"{stage}-{replica}.log"
 
+    def stacks(self, stage: str, replica: int) -> Path:
+        """The path of a stage's stack dumps."""
+        return self.path / f"{stage}-{replica}.stacks"
+
     def remove(self, *, keep_logs: bool) -> None:
-        """Remove the directory, or all but the logs that explain a death."""
+        """Let go of the lifeline, and remove the directory, or all but the logs that explain a death."""
+        if self._lifeline_fd in _held:
+            _held.discard(self._lifeline_fd)
+            os.close(self._lifeline_fd)
         if not keep_logs:
             shutil.rmtree(self.path, ignore_errors=True)
             return
@@ -42,3 +76,13 @@ class RunDir:
             for path in self.path.iterdir():
                 if path.suffix != ".log":
                     path.unlink(missing_ok=True)
+
+
+def _let_go_in_copy() -> None:
+    """A forked copy of the supervisor must not keep the stages alive, or the directory in use."""
+    for fd in _held:
+        os.close(fd)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_copy)

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
-import psutil
 
 from stage.black_box import BlackBoxRecord, read_black_box
 from stage.sockets import milliseconds
 from supervisor.lifecycle import Event, State, advance
+from supervisor.oom import OomCounter
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -41,6 +41,7 @@ class StageProc:
         pidfd: readable after its end.
         box: path of its black box.
         log: path of its log.
+        stacks: path of its stack dumps.
         started_at: monotonic clock at its start.
         state: where it is in its life.
         exit_code: after its end, None where it is unknown.
@@ -55,13 +56,17 @@ class StageProc:
     pidfd: int
     box: Path
     log: Path
+    stacks: Path
     started_at: float
     state: State = State.SPAWNED
     exit_code: int | None = None
     was_ready: bool = False
     ended_at: float | None = field(default=None, repr=False)
     _ending: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    _descendants: list[psutil.Process] = field(default_factory=list, repr=False)
+    oom: OomCounter = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.oom = OomCounter(self.pid)
 
     @property
     def label(self) -> str:
@@ -94,13 +99,11 @@ class StageProc:
     def terminate(self) -> None:
         """Ask it to end."""
         self.move(Event.STOP)
-        self._note_descendants()
-        self._signal(signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it, and all that it has started."""
-        self._note_descendants()
-        self._signal(signal.SIGKILL)
+        """End it, and its group."""
+        self.send_signal(signal.SIGKILL)
         self._kill_group()
 
     def read_box(self) -> BlackBoxRecord:
@@ -110,7 +113,7 @@ class StageProc:
         except (OSError, ValueError, IndexError, msgspec.MsgspecError):
             # Somebody has removed or overwritten the file: that must not hide the death.
             phase = "ready" if self.was_ready else "spawned"
-            return BlackBoxRecord(phase, 0, 0, None)
+            return BlackBoxRecord(phase=phase, steps=0, signal=0, error=None)
 
     def release(self) -> None:
         """Give its file descriptors back; it must have ended, and nothing may poll them any more."""
@@ -122,23 +125,16 @@ class StageProc:
             self.process._popen.returncode = _UNKNOWN_STATUS  # type: ignore[attr-defined]  # noqa: SLF001
             self.process.close()
 
-    def _signal(self, signum: int) -> None:
+    def send_signal(self, signum: int) -> None:
+        """Send it a signal, unless it has ended."""
         if not self.has_ended:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signum)
-
-    def _note_descendants(self) -> None:
-        """Remember who must go with it: one that made a session of its own is in no group of ours."""
-        with suppress(psutil.Error):
-            self._descendants += psutil.Process(self.pid).children(recursive=True)
 
     def _kill_group(self) -> None:
         # Its own pid, never getpgid(pid): before it has a group of its own that is ours.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        for process in self._descendants:
-            with suppress(psutil.Error):
-                process.kill()  # looks at the start time first: never a foreign process
 
     def _confirm_end(self) -> None:
         """Kill what is left of its group while the zombie still reserves the pid, then read its exit status."""

@@ -15,7 +15,7 @@ import zmq
 
 from stage.protocol import Failed, Hello, Init, Injection, Ready, handshake_decoder, header_encoder
 from stage.sockets import milliseconds, readable, receive_frames, send_message
-from supervisor.autopsy import examine
+from supervisor.autopsy import convict, examine, has_failed
 from supervisor.errors import StartupError, StopRequestedError
 from supervisor.lifecycle import Event, State
 from supervisor.log import log
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from stage.protocol import Handshake
     from supervisor.manager import StageProcManager
-    from supervisor.report import Cause
+    from supervisor.report import Evidence
     from supervisor.reporter import Reporter
     from supervisor.stage_proc import StageProc
     from supervisor.transport import Transport
@@ -83,6 +83,7 @@ class _Startup:
         self._injections = injections
         self._stop_fd = stop_fd
         self._deadline = deadline
+        self._dying: StageProc | None = None
         self._progress_at = time.monotonic() + PROGRESS_S
         self._stages = {stage.name: stage for stage in manager.config.stages}
         self._procs = {proc.label.encode(): proc for proc in manager.procs}
@@ -110,9 +111,9 @@ class _Startup:
             # A sentinel of a dead process shows POLLERR, not POLLIN: membership counts.
             for fd, proc in ends.items():
                 if fd in ready:
-                    self._give_up(proc, None)
+                    self._give_up(proc)
             if time.monotonic() >= self._deadline:
-                self._give_up(self._late()[0], "startup_timeout")
+                self._give_up_waiting()
 
     def _all_ready(self) -> bool:
         return not self._silent and not self._late()
@@ -150,10 +151,10 @@ class _Startup:
         try:
             message: Handshake = handshake_decoder.decode(content)
         except msgspec.DecodeError as exc:
-            log.warning("handshake_dropped", reason=str(exc))
+            self._transport.strays.add(str(exc))
             return
         if proc is None or not _expected(proc, message):
-            log.warning("handshake_dropped", reason=f"an unexpected {type(message).__name__} from {identity!r}")
+            self._transport.strays.add(f"an unexpected {type(message).__name__} from {identity!r:.100}")
         elif isinstance(message, Hello):
             proc.move(Event.HELLO)
             init = header_encoder.encode(self._init_for(proc))
@@ -162,8 +163,8 @@ class _Startup:
         elif isinstance(message, Ready):
             proc.move(Event.READY)
             log.info("stage_ready", stage=proc.stage, replica=proc.replica, pid=proc.pid)
-        else:
-            self._give_up(proc, None, message)
+        elif self._dying in {None, proc}:  # what others say while we wait for its last words comes after its death
+            self._give_up(proc, message)
 
     def _init_for(self, proc: StageProc) -> Init:
         config = self._manager.config
@@ -177,21 +178,36 @@ class _Startup:
             input_address=self._transport.input_address,
             output_address=self._transport.output_addresses[proc.label],
             flush_timeout_s=config.shutdown_timeout_s / 2,
+            watched=stage.step_timeout_s is not None,
+            max_payload_bytes=config.max_request_bytes,
             injection=self._injections.get(proc.label),
         )
 
-    def _give_up(self, proc: StageProc, verdict: Cause | None, failed: Failed | None = None) -> NoReturn:
-        """Report the stage that failed; `launch` takes its siblings down."""
-        if verdict is None and failed is None:
+    def _give_up(self, proc: StageProc, failed: Failed | None = None) -> NoReturn:
+        """Report a stage that has failed or died."""
+        if failed is None:
+            self._dying = proc
             self._read_late_messages()
-        said = None if failed is None else failed.error.message
-        if verdict == "startup_timeout":
-            said = f"it was not ready within {self._manager.config.startup_timeout_s:g} s (startup_timeout_s)"
-        wait_s = 0.0 if verdict == "startup_timeout" else self._manager.config.shutdown_timeout_s
-        deadline = time.monotonic() + wait_s
-        evidence = examine(proc, said=said, verdict=verdict, deadline=deadline, stops=self._manager.stops)
+        self._fail(proc, self._examine(proc, None if failed is None else failed.error.message))
+
+    def _give_up_waiting(self) -> NoReturn:
+        """Report the first stage that is late."""
+        late = f"it was not ready within {self._manager.config.startup_timeout_s:g} s (startup_timeout_s)"
+        proc = self._late()[0]
+        self._fail(proc, convict(proc, "startup_timeout", late))
+
+    def _examine(self, proc: StageProc, said: str | None) -> Evidence:
+        deadline = time.monotonic() + self._manager.config.shutdown_timeout_s
+        return examine(proc, said, deadline, self._manager.stops)
+
+    def _fail(self, first: StageProc, evidence: Evidence) -> NoReturn:
+        """Report the first failure, and what has died besides; `launch` takes the others down."""
         report = build_report(evidence, [], None)
         self._reporter.publish(report)
+        for proc in self._procs.values():
+            # Who else has died by now was not asked to either.
+            if proc is not first and has_failed(proc):
+                self._reporter.publish(build_report(self._examine(proc, None), [], first.label))
         raise StartupError(report)
 
     def _read_late_messages(self) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from stage.codec import Payload, encode
+from stage.codec import Payload
 from stage.protocol import End, Fatal, Out, Refused, from_stage_decoder
+from stage.strays import Strays
 from supervisor.ledger import AliveError, Ledger, build_graph
 from supervisor.log import log
 from supervisor.turns import Waitable
@@ -76,6 +77,7 @@ class Switchboard:
         self._call_ids = count(1)
         self._refusal: str | None = None
         self._request_numbers = count(1)
+        self._strays: dict[tuple[str, str], Strays] = {}
 
     @property
     def in_flight(self) -> int:
@@ -125,8 +127,9 @@ class Switchboard:
         try:
             messages = from_stage_decoder.decode(frames[0].buffer)
         except msgspec.DecodeError as exc:
-            log.warning("message_dropped", stage=proc.stage, replica=proc.replica, reason=str(exc))
-            return False
+            return self._drop(proc, str(exc))
+        if sum([message.frames for message in messages]) != len(frames) - 1:
+            return self._drop(proc, "its header and its frames do not match")
         with self.lock:
             done = self._ledger.done
             fatal = self._apply(proc, messages, frames)
@@ -156,6 +159,8 @@ class Switchboard:
 
     def close(self, refusal: str) -> None:
         """Accept nothing any more, and end all that is under way as aborted."""
+        for strays in list(self._strays.values()):
+            strays.tell_rest()
         with self.lock:
             self._end_all(refusal, "aborted", None, None)
 
@@ -172,13 +177,8 @@ class Switchboard:
             self._end_all(report.summary(), "failed", report.summary(), report)
             return report
 
-    def call(self, key: bytes, name: str, args: Sequence[Any]) -> tuple[int, Call]:
-        """Send a utility call to the stage process of routing id `key`.
-
-        Raises:
-            EncodeError: an argument cannot be sent.
-        """
-        payload = encode(list(args))
+    def call(self, key: bytes, name: str, payload: Payload) -> tuple[int, Call]:
+        """Send a utility call, its arguments encoded, to the stage process of routing id `key`."""
         call = Call()
         with self.lock:
             call_id = next(self._call_ids)
@@ -231,15 +231,26 @@ class Switchboard:
                 at += message.frames
         return fatal
 
+    def _drop(self, proc: StageProc, reason: str) -> bool:
+        """Count a message that no stage of ours sends; false, since it is no `fatal`."""
+        self._strays_of("message_dropped", proc).add(reason)
+        return False
+
     def _warn_of_strangers(self, proc: StageProc) -> None:
         ids, self._ledger.strangers = self._ledger.strangers, []
-        log.warning(
-            "output_dropped",
-            stage=proc.stage,
-            replica=proc.replica,
-            reason=f"an Output names request_id {ids[0]!r:.100}, which was never given to add()",
-            count=len(ids),
-        )
+        for request_id in ids:
+            reason = f"an Output names request_id {request_id!r:.100}, which was never given to add()"
+            self._strays_of("output_dropped", proc).add(reason)
+
+    def _strays_of(self, event: str, proc: StageProc) -> Strays:
+        key = (event, proc.label)
+        if key not in self._strays:
+            self._strays[key] = Strays(
+                lambda reason, count: log.warning(
+                    event, stage=proc.stage, replica=proc.replica, reason=reason, count=count
+                )
+            )
+        return self._strays[key]
 
     def _reply(self, message: Reply, frames: list[zmq.Frame]) -> None:
         call = self._calls.pop(message.call_id, None)

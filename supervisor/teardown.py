@@ -12,6 +12,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from supervisor.leftovers import kill_marked
 from supervisor.log import log
 from supervisor.stage_proc import wait_readable
 
@@ -83,6 +84,7 @@ def shut_down(procs: list[StageProc], run_dir: RunDir, timeout_s: float, stops: 
     keep_logs = any(proc.has_ended for proc in procs)
     with signals_hurry(stops.hurry):
         _stop_all([proc for proc in procs if not proc.has_ended], timeout_s, stops)
+        _kill_leftovers(run_dir, 0.0 if any(not proc.has_ended for proc in procs) else KILL_WAIT_S)
         for proc in procs:
             if proc.has_ended:
                 proc.release()
@@ -103,6 +105,12 @@ def _stop_all(procs: list[StageProc], timeout_s: float, stops: StopRequests) -> 
     for proc in procs:
         if proc not in alive and proc.exit_code:
             _warn_of_bad_end(proc)
+
+
+def _kill_leftovers(run_dir: RunDir, timeout_s: float) -> None:
+    """Kill what the stages have started and what has left their process groups."""
+    for pid in kill_marked(run_dir.path, timeout_s):
+        log.error("process_unkillable", pid=pid)
 
 
 def _warn_of_bad_end(proc: StageProc) -> None:

@@ -9,11 +9,40 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
-from stage.sockets import Context, Socket, batch_scheduling, open_socket
+from stage.sockets import Context, batch_scheduling, open_socket, readable
+from stage.strays import Strays
+from supervisor.log import log
 
 if TYPE_CHECKING:
     from supervisor.manager import StageProcManager
+
+
+class Inlet:
+    """A PULL socket, and what tells when the last message of a peer has been read.
+
+    Args:
+        context: the context of this process.
+        address: the endpoint to bind.
+    """
+
+    def __init__(self, context: Context, address: str) -> None:
+        self.socket = open_socket(context, zmq.PULL, bind=address)
+        self.events = self.socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        """Readable when there is a change for `count_peers`."""
+        self._peers = 0
+
+    def count_peers(self) -> int:
+        """How many are connected, as far as has been told."""
+        while readable(self.events):
+            self._peers += 1 if recv_monitor_message(self.events)["event"] == zmq.EVENT_ACCEPTED else -1
+        return self._peers
+
+    def close(self) -> None:
+        """Stop the events, and close the socket."""
+        self.socket.disable_monitor()
+        self.socket.close()
 
 
 class Transport:
@@ -26,6 +55,9 @@ class Transport:
     def __init__(self, manager: StageProcManager) -> None:
         run_dir = manager.run_dir
         self.context: Context = zmq.Context()
+        self.strays = Strays(lambda reason, count: log.warning("handshake_dropped", reason=reason, count=count))
+        """What came on the handshake socket and was none of ours."""
+        self.pulls: dict[str, Inlet] = {}
         self.input_address = run_dir.address("input")
         self.output_addresses = {
             f"{stage.name}/{replica}": run_dir.address(f"output-{number}-{replica}")
@@ -36,14 +68,15 @@ class Transport:
             with batch_scheduling():  # the first socket starts zmq's threads
                 self.handshake = open_socket(self.context, zmq.ROUTER, bind=run_dir.address("handshake"))
             self.router = open_socket(self.context, zmq.ROUTER, bind=self.input_address)
-            self.pulls: dict[str, Socket] = {
-                label: open_socket(self.context, zmq.PULL, bind=address)
-                for label, address in self.output_addresses.items()
-            }
+            for label, address in self.output_addresses.items():
+                self.pulls[label] = Inlet(self.context, address)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """Close every socket and the context; what is unsent is dropped."""
+        self.strays.tell_rest()
+        for pull in self.pulls.values():
+            pull.close()
         self.context.destroy(linger=0)

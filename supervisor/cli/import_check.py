@@ -65,9 +65,9 @@ def check_engines(config: PipelineConfig, timeout_s: float) -> tuple[str, ...]:
 
 @contextmanager
 def _importing(stage: StageConfig, import_path: tuple[str, ...]) -> Iterator[_Import]:
-    with tempfile.TemporaryFile() as report, tempfile.TemporaryFile() as settings:
+    with tempfile.TemporaryFile() as report, tempfile.TemporaryFile() as settings, _lifeline() as lifeline:
         # Not on the command line, which is for all to see: the environment may hold secrets.
-        settings.write(json.dumps(_settings(stage, import_path)).encode())
+        settings.write(json.dumps(_settings(lifeline, stage, import_path)).encode())
         settings.seek(0)
         process = subprocess.Popen(  # noqa: S603 (our own interpreter and script)
             [sys.executable, "-c", _BOOT],
@@ -75,6 +75,7 @@ def _importing(stage: StageConfig, import_path: tuple[str, ...]) -> Iterator[_Im
             stdout=report,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            pass_fds=[lifeline],
         )
         try:
             with _pidfd(process.pid) as pidfd:
@@ -83,10 +84,21 @@ def _importing(stage: StageConfig, import_path: tuple[str, ...]) -> Iterator[_Im
             _end(process)
 
 
-def _settings(stage: StageConfig, import_path: tuple[str, ...]) -> dict[str, object]:
+@contextmanager
+def _lifeline() -> Iterator[int]:
+    """The read end of a pipe whose write end is held meanwhile."""
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    try:
+        yield reader
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def _settings(lifeline: int, stage: StageConfig, import_path: tuple[str, ...]) -> dict[str, object]:
     return {
         "sys_path": [str(entry) for entry in sys.path],
-        "parent_pid": os.getpid(),
+        "lifeline": lifeline,
         "engine": stage.engine,
         "env": stage.environment(0),
         "import_path": import_path,

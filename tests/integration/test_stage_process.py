@@ -182,7 +182,7 @@ def test_every_field_of_a_report(tmp_path: Path, events: Events) -> None:
     assert (report.error_type, report.error_message) == ("RuntimeError", "boom in step")
     assert "KeyError: 'the first cause'" in (report.traceback or "")
     assert (report.requests_lost, report.steps) == (["r1"], 1)
-    assert (report.oom_killed, report.collateral_of) == (None, None)
+    assert (report.oom_killed, report.collateral_of) == (False, None)
     assert 0 < report.uptime_s < HANG_S
     assert report.log_tail[0] == "a fault engine for step raise"
     assert Path(report.log_path or "").read_text().splitlines()[0] == report.log_tail[0]
