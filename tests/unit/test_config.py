@@ -253,7 +253,7 @@ stages[0].inputs: a -> b -> a is a ring, wanted inputs from stages that do not w
 
     def test_unknown_keys(self) -> None:
         """An unknown key without a near one is told all known ones, whatever its type."""
-        known = "name, input, startup_timeout_s, shutdown_timeout_s, max_in_flight, stages"
+        known = "name, input, startup_timeout_s, shutdown_timeout_s, max_in_flight, max_request_bytes, stages"
         expected = [
             f"[True]: unknown key, known keys: {known}",
             f"['a\\nb']: unknown key, known keys: {known}",
