@@ -56,6 +56,7 @@ def open_socket(
     bind: str | None = None,
     connect: str | None = None,
     identity: bytes | None = None,
+    receive_limit: int = 0,
 ) -> Socket:
     """Open a socket that drops what is unsent when it is closed, unless the closer says otherwise.
 
@@ -65,12 +66,13 @@ def open_socket(
         bind: endpoint to own.
         connect: endpoint of a peer.
         identity: the routing id that a ROUTER will know this socket by.
+        receive_limit: the most messages of one peer that wait to be received; 0 for no limit.
     """
     socket = context.socket(kind)
     try:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, receive_limit)
         if kind == zmq.ROUTER:
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if identity is not None:

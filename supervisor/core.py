@@ -66,7 +66,7 @@ class Core:
             transport = Transport(self.manager)
             opened.callback(transport.close)
             with launch(self.manager, transport, reporter, injections, stop_fd):
-                self.switchboard = Switchboard(config, Outbox(transport.router))
+                self.switchboard = Switchboard(config, Outbox(transport.router, transport.strays))
             hang_watch = _watch_for_hangs(config, self.manager.procs, self.switchboard.outbox)
             if hang_watch is not None:
                 opened.callback(hang_watch.close)

@@ -13,18 +13,22 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from stage.protocol import Abort, Add, ToStage, Utility, header_encoder
-from stage.sockets import Socket, send_message
+from stage.sockets import Socket, readable, receive_frames, send_message
 from supervisor.log import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stage.codec import Payload
+    from stage.strays import Strays
     from supervisor.hang_watch import StageWatch
     from supervisor.ledger import StageNode
 
 BURST_S = 500e-6
 """Messages that follow each other faster than this are a burst."""
+
+LOOK_S = 1.0
+"""How long what a stranger has sent lies at the ROUTER, while something is sent through it."""
 
 MAX_GATHERED = 128
 """Messages that wait at most, so that the stages have work while a long burst is being submitted."""
@@ -35,10 +39,13 @@ class Outbox:
 
     Args:
         router: the socket that reaches every stage.
+        strays: counts what comes in by it, though the stages say nothing there once they are ready; or None.
     """
 
-    def __init__(self, router: Socket) -> None:
+    def __init__(self, router: Socket, strays: Strays | None = None) -> None:
         self._router = router
+        self._strays = strays
+        self._looked_at = 0.0
         self.wake: Callable[[], None] | None = None
         """Makes the thread that polls come back."""
         self.on_torn: Callable[[BaseException], None] | None = None
@@ -93,7 +100,10 @@ class Outbox:
                 else:
                     if key in self.watches:
                         self._count(self.watches[key], len(messages))
-            self._sent_at = monotonic()
+            self._sent_at = now = monotonic()
+            if self._strays is not None and now - self._looked_at > LOOK_S:
+                self._looked_at = now
+                self._drop_strays(self._strays)
         except BaseException as exc:
             # An interrupt between two frames, say: what is sent next would become a part of this message.
             if self.on_torn is not None:
@@ -103,6 +113,12 @@ class Outbox:
     def tear(self) -> None:
         """Send nothing any more: a message was cut off, and what comes next would become a part of it."""
         self._torn = True
+
+    def _drop_strays(self, strays: Strays) -> None:
+        """Read what has come; not polled, since only the thread that has the lock may touch the socket."""
+        while readable(self._router):
+            _, *frames = receive_frames(self._router, zmq.NOBLOCK)
+            strays.add(f"a message of {sum(len(frame.buffer) for frame in frames)} bytes on the socket for input")
 
     def _count(self, watch: StageWatch, messages: int) -> None:
         watch.sent += messages

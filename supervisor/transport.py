@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from supervisor.manager import StageProcManager
 
 
+ROUTER_LIMIT = 1000
+"""Messages that wait at the ROUTER at most: nothing of ours sends more than one."""
+
+
 class Inlet:
     """A PULL socket, and what tells when the last message of a peer has been read.
 
@@ -55,8 +59,8 @@ class Transport:
     def __init__(self, manager: StageProcManager) -> None:
         run_dir = manager.run_dir
         self.context: Context = zmq.Context()
-        self.strays = Strays(lambda reason, count: log.warning("handshake_dropped", reason=reason, count=count))
-        """What came on the handshake socket and was none of ours."""
+        self.strays = Strays(lambda reason, count: log.warning("message_dropped", reason=reason, count=count))
+        """What came on the handshake socket, or the ROUTER, and was none of ours."""
         self.pulls: dict[str, Inlet] = {}
         self.input_address = run_dir.address("input")
         self.output_addresses = {
@@ -67,7 +71,7 @@ class Transport:
         try:
             with batch_scheduling():  # the first socket starts zmq's threads
                 self.handshake = open_socket(self.context, zmq.ROUTER, bind=run_dir.address("handshake"))
-            self.router = open_socket(self.context, zmq.ROUTER, bind=self.input_address)
+            self.router = open_socket(self.context, zmq.ROUTER, bind=self.input_address, receive_limit=ROUTER_LIMIT)
             for label, address in self.output_addresses.items():
                 self.pulls[label] = Inlet(self.context, address)
         except BaseException:
