@@ -11,6 +11,7 @@ import faulthandler
 import fcntl
 import gc
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -56,6 +57,7 @@ class Boot(NamedTuple):
     Args:
         stage: the stage's name.
         replica: its number, from 0.
+        parent_pid: the supervisor's pid.
         handshake_address: endpoint for HELLO.
         lifeline: path of the pipe that the supervisor holds open for writing as long as it lives.
         black_box: path of the black box.
@@ -65,6 +67,7 @@ class Boot(NamedTuple):
 
     stage: str
     replica: int
+    parent_pid: int
     handshake_address: str
     lifeline: str
     black_box: str
@@ -100,6 +103,9 @@ def run_stage(boot: Boot) -> None:
             # Otherwise the report has it, and the log is left to what the engine printed.
             traceback.print_exc()
         failed = True
+    if os.getppid() != boot.parent_pid:
+        # Orphaned, and asked by the guardian to end: nobody else ends what is left of our group.
+        os.killpg(os.getpid(), signal.SIGKILL)
     if failed:
         raise SystemExit(1)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 from stage.errors_text import fit_text
 from stage.stacks import STACKS_SIGNAL
@@ -14,6 +15,8 @@ from supervisor.report import Evidence
 from supervisor.teardown import KILL_WAIT_S, wait_all
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from stage.black_box import BlackBoxRecord
     from supervisor.report import Cause
     from supervisor.stage_proc import StageProc
@@ -69,10 +72,9 @@ def has_failed(proc: StageProc) -> bool:
 def is_stopped(pid: int) -> bool:
     """True if a signal has stopped the process."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
         return False
-    return stat.rpartition(")")[2].split()[0] == "T"
 
 
 def _dump_stacks(proc: StageProc) -> str | None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Self
 from stage.black_box import create_black_box
 from stage.process import Boot, run_stage
 from supervisor.errors import SpawnError
+from supervisor.guardian import Guardian
 from supervisor.leftovers import sweep
 from supervisor.log import log
 from supervisor.report import spawn_failure
@@ -57,12 +58,14 @@ class StageProcManager:
         self.stops = StopRequests(stop_fd)
         sweep(place())
         self.run_dir = RunDir()
+        self._guardians: list[Guardian] = []
         self._closing = threading.Lock()
         self._finalizer = weakref.finalize(
             self,
             shut_down,
             self.procs,
             self.run_dir,
+            self._guardians,
             config.shutdown_timeout_s,
             self.stops,
             os.getpid(),
@@ -80,15 +83,15 @@ class StageProcManager:
         """
         # Ahead of the mask: its start unblocks SIGINT and SIGTERM, and the first stage would inherit that.
         resource_tracker.ensure_running()
+        self._guardians.append(Guardian(self.run_dir))
         for stage in self.config.stages:
             for replica in range(stage.replicas):
                 try:
                     self._spawn(stage.name, replica)
-                except OSError as exc:
+                except BaseException as exc:
                     self.close()
-                    raise SpawnError(spawn_failure(stage.name, replica, exc)) from exc
-                except BaseException:
-                    self.close()
+                    if isinstance(exc, OSError):
+                        raise SpawnError(spawn_failure(stage.name, replica, exc)) from exc
                     raise
 
     def sentinels(self) -> list[int]:
@@ -130,6 +133,7 @@ class StageProcManager:
         boot = Boot(
             stage=stage,
             replica=replica,
+            parent_pid=os.getpid(),
             handshake_address=self.run_dir.address("handshake"),
             lifeline=str(self.run_dir.lifeline),
             black_box=str(box),
@@ -151,6 +155,8 @@ class StageProcManager:
                 process.close()
                 raise
             self.procs.append(StageProc(stage, replica, process, pid, pidfd, box, log_path, stacks, time.monotonic()))
+        for guardian in self._guardians:
+            guardian.tell(pid)
         log.info("stage_spawned", stage=stage, replica=replica, pid=pid)
 
 

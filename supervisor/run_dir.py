@@ -12,13 +12,14 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from stage.names import MARK
+from supervisor.held import hold, let_go
+
 _SOCKET_PATH_LIMIT = 107
 _LONGEST_NAME = 64
 
 PREFIX = "stages-"
 LIFELINE = "lifeline"
-
-_held: set[int] = set()
 
 
 def place() -> Path:
@@ -39,14 +40,16 @@ class RunDir:
         try:
             os.mkfifo(fresh / LIFELINE, 0o600)
             # For reading too, since nobody reads it yet: opening it for writing alone would fail.
-            self._lifeline_fd = os.open(fresh / LIFELINE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            self.lifeline_fd = os.open(fresh / LIFELINE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except BaseException:
             shutil.rmtree(fresh, ignore_errors=True)
             raise
-        _held.add(self._lifeline_fd)
+        hold(self.lifeline_fd)
         self.path = base / fresh.name.removeprefix(".")
         fresh.rename(self.path)
         self.lifeline = self.path / LIFELINE
+        self.mark = f"{MARK}={self.path}"
+        """What everything that a stage starts has in its environment."""
 
     def address(self, name: str) -> str:
         """The endpoint of the socket `name`."""
@@ -66,9 +69,8 @@ class RunDir:
 
     def remove(self, *, keep_logs: bool) -> None:
         """Let go of the lifeline, and remove the directory, or all but the logs that explain a death."""
-        if self._lifeline_fd in _held:
-            _held.discard(self._lifeline_fd)
-            os.close(self._lifeline_fd)
+        if let_go(self.lifeline_fd):
+            os.close(self.lifeline_fd)
         if not keep_logs:
             shutil.rmtree(self.path, ignore_errors=True)
             return
@@ -76,13 +78,3 @@ class RunDir:
             for path in self.path.iterdir():
                 if path.suffix != ".log":
                     path.unlink(missing_ok=True)
-
-
-def _let_go_in_copy() -> None:
-    """A forked copy of the supervisor must not keep the stages alive, or the directory in use."""
-    for fd in _held:
-        os.close(fd)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_let_go_in_copy)

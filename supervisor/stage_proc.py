@@ -81,7 +81,7 @@ class StageProc:
     @property
     def process_name(self) -> str:
         """The name of its process, which a person sees."""
-        return f"stage:{self.label}"
+        return self.process.name
 
     def move(self, event: Event) -> None:
         """Record what happened to it."""

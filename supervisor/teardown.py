@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from supervisor.leftovers import kill_marked
+from supervisor.guard import kill_marked
 from supervisor.log import log
 from supervisor.stage_proc import wait_readable
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
+    from supervisor.guardian import Guardian
     from supervisor.run_dir import RunDir
     from supervisor.stage_proc import StageProc
 
@@ -69,12 +70,20 @@ class StopRequests:
             os.close(fd)
 
 
-def shut_down(procs: list[StageProc], run_dir: RunDir, timeout_s: float, stops: StopRequests, owner_pid: int) -> None:
+def shut_down(
+    procs: list[StageProc],
+    run_dir: RunDir,
+    guardians: list[Guardian],
+    timeout_s: float,
+    stops: StopRequests,
+    owner_pid: int,
+) -> None:
     """Stop all `procs`, remove the run directory; what a `weakref.finalize` calls, at exit too.
 
     Args:
         procs: all that were started; their records outlive them.
         run_dir: removed, but for the logs if a stage died before it was asked to stop.
+        guardians: dismissed at last; one, if there was a start.
         timeout_s: the time between terminate and kill.
         stops: makes it immediate; closed here.
         owner_pid: the process that started them. In a forked copy of it this function does nothing.
@@ -89,6 +98,8 @@ def shut_down(procs: list[StageProc], run_dir: RunDir, timeout_s: float, stops: 
             if proc.has_ended:
                 proc.release()
         run_dir.remove(keep_logs=keep_logs)
+        for guardian in guardians:
+            guardian.dismiss()
         stops.close()
 
 
@@ -109,7 +120,7 @@ def _stop_all(procs: list[StageProc], timeout_s: float, stops: StopRequests) -> 
 
 def _kill_leftovers(run_dir: RunDir, timeout_s: float) -> None:
     """Kill what the stages have started and what has left their process groups."""
-    for pid in kill_marked(run_dir.path, timeout_s):
+    for pid in kill_marked(run_dir.mark, timeout_s):
         log.error("process_unkillable", pid=pid)
 
 
