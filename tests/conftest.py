@@ -21,11 +21,16 @@ import psutil
 import pytest
 import zmq
 from harness import Announcements, Events
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SETTLE_S = 5.0
+
+# No deadline for an example, since the machine may be busy; in CI the same examples each time.
+settings.register_profile("ours", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("ours")
 
 
 @pytest.fixture(scope="session", autouse=True)
