@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test check format bench clean
+.PHONY: help run demo test check format bench soak clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -35,6 +35,9 @@ format: $(VENV)/dev.stamp  ## format the code and mend what the linter can mend
 
 bench: $(VENV)/dev.stamp  ## compare with multiprocessing.Queue and ProcessPoolExecutor
 	$(BIN)/python benchmarks/bench.py
+
+soak: $(VENV)/dev.stamp  ## load and random kills for SECONDS=60, by the plan of SEED=…, and a table of what was lost
+	$(BIN)/python benchmarks/soak.py --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
 
 clean:  ## remove the environment and every cache
 	rm -rf $(VENV) build .coverage* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
