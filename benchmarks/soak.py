@@ -8,6 +8,7 @@ each death has its one report. SIGINT and SIGTERM end it in order, with the tabl
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
 import os
 import random
@@ -30,6 +31,9 @@ from supervisor import Pipeline, PipelineConfig
 
 PROGRESS_S = 5.0
 SHOWN_NOTES = 30
+HANG_S = 180.0
+"""How long after its time a run that hangs is given up, with the stack of each thread."""
+
 ZERO = ("lost", "calls unanswered", "wrong answers", "wrong reports", "faults of the supervisor", *KINDS)
 HERE = Path(__file__).parent
 ENGINE = "soak_engine:Piecework"
@@ -50,6 +54,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="repeats the plan of an earlier run")
     arguments = parser.parse_args()
     seed = secrets.randbelow(1_000_000) if arguments.seed is None else arguments.seed
+    faulthandler.dump_traceback_later(arguments.seconds + HANG_S, exit=True)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.environ[MARK] = secrets.token_hex(8)
     # Short, whatever TMPDIR says: the path of a unix socket ends at 107 bytes.
@@ -162,9 +167,9 @@ def _verdict(row: Row) -> str:
 
 def _make_config() -> PipelineConfig:
     stages = [
-        {"name": "split", "engine": ENGINE, "args": {"step_ms": 0.5}},
+        {"name": "split", "engine": ENGINE, "args": {"step_ms": 0.5, "helper": True}},
         {"name": "each", "engine": ENGINE, "args": {"helper": True}},
-        {"name": "last", "engine": ENGINE, "inputs": ["split"], "take": "final"},
+        {"name": "last", "engine": ENGINE, "args": {"helper": True}, "inputs": ["split"], "take": "final"},
     ]
     raw = {"name": "soak", "max_in_flight": 24, "shutdown_timeout_s": 5, "startup_timeout_s": 30, "stages": stages}
     return PipelineConfig.from_dict(raw, HERE)

@@ -30,7 +30,8 @@ class Inventory:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._known = self._all()
+        # No run directory may be there already.
+        self._known = {(kind, name) for kind, name in self._all() if kind != "run directories"}
 
     def leaks(self) -> list[Thing]:
         """Name what is new, once; it has some time to go."""
