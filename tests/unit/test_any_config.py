@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from supervisor.config import ConfigError, PipelineConfig
 
-KNOWN = ["name", "engine", "args", "env", "cpus", "inputs", "take", "replicas"]
-TOP = ["name", "input", "startup_timeout_s", "shutdown_timeout_s", "max_in_flight", "stages"]
+KNOWN = ["name", "engine", "args", "env", "cpus", "inputs", "take", "replicas", "step_timeout_s"]
+TOP = ["name", "input", "startup_timeout_s", "shutdown_timeout_s", "max_in_flight", "max_request_bytes", "stages"]
 SEGMENT = r"(?:[^\W\d][\w-]*|\[.{1,61}\])"
 KEY_PATH = re.compile(rf"(?:config|{SEGMENT}(?:\.{SEGMENT}|\[.{{1,61}}\])*): .")
 
@@ -57,6 +57,7 @@ def stages(draw: st.DrawFn) -> list[dict[str, Any]]:
                     "inputs": st.lists(st.sampled_from(names[:index]), unique=True) if index else st.just([]),
                     "take": st.sampled_from(["each", "final"]),
                     "replicas": st.just(1),
+                    "step_timeout_s": st.none() | seconds,
                 },
             )
         )
@@ -73,6 +74,7 @@ configs = st.fixed_dictionaries(
         "startup_timeout_s": seconds,
         "shutdown_timeout_s": seconds,
         "max_in_flight": st.integers(1, 10**6),
+        "max_request_bytes": st.integers(1, 2**40),
     },
 )
 spoilers = (

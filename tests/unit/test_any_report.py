@@ -46,9 +46,25 @@ evidences = st.builds(
     box=boxes,
     said=st.none() | long_text,
     verdict=st.none() | st.sampled_from(VERDICTS),
+    stacks=st.none() | long_text,
+    oom_kills=st.none() | st.integers(0, 9),
     uptime_s=st.floats(0, 1e9),
     log_tail=st.lists(odd_text, max_size=20),
     log_path=odd_text,
+)
+PLAIN = Evidence(
+    stage="asr",
+    replica=0,
+    pid=7,
+    exit_code=0,
+    box=BlackBoxRecord("ready", 0, 0, None),
+    said=None,
+    verdict=None,
+    stacks=None,
+    oom_kills=None,
+    uptime_s=1.0,
+    log_tail=[],
+    log_path="/log",
 )
 ids = st.lists(odd_text, max_size=25)
 
@@ -87,7 +103,9 @@ def test_first_cause(evidence: Evidence) -> None:
     report = build_report(evidence, [], None)
 
     assert expected == report.cause
-    if error is not None:
+    if evidence.verdict is not None:
+        assert evidence.stacks == report.traceback
+    elif error is not None:
         assert (error.error_type, error.message, error.traceback) == (
             report.error_type,
             report.error_message,
@@ -106,14 +124,26 @@ def test_what_does_not_matter_changes_no_cause(evidence: Evidence, changes: dict
 @given(exit_code=exit_codes)
 def test_signal_has_a_name_exactly_if_one_killed_it(exit_code: int | None) -> None:
     """The name is that of the system where it has one, and says the number where it has none."""
-    evidence = Evidence("asr", 0, 7, exit_code, BlackBoxRecord("ready", 0, 0, None), None, None, 1.0, [], "/log")
-
-    report = build_report(evidence, [], None)
+    report = build_report(replace(PLAIN, exit_code=exit_code), [], None)
 
     killed_by = None if exit_code is None or exit_code >= 0 else -exit_code
     names = {one.value: one.name for one in signal.Signals}
     assert (None if killed_by is None else names.get(killed_by, f"SIG{killed_by}")) == report.signal
     assert report.signal is None or report.signal in report.summary()
+
+
+@settings(max_examples=100)
+@given(evidence=evidences)
+def test_memory_is_blamed_only_with_evidence(evidence: Evidence) -> None:
+    """True needs a SIGKILL that is not ours and a count by the kernel; without an exit status nothing is known."""
+    report = build_report(evidence, [], None)
+
+    killed = evidence.exit_code == -signal.SIGKILL and evidence.verdict is None
+    if report.oom_killed:
+        assert killed
+        assert evidence.oom_kills
+    elif report.oom_killed is None:
+        assert evidence.exit_code is None or (killed and evidence.oom_kills is None)
 
 
 @given(stage=odd_text, number=st.integers(0, 200), text=odd_text)
