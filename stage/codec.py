@@ -89,12 +89,18 @@ def decode(body: msgspec.Raw, frames: Sequence[Any]) -> Any:
     Raises:
         msgspec.DecodeError: it is no payload of ours.
         ModuleNotFoundError: it holds an array and numpy is not installed.
+        MemoryError: it is too large.
     """
-    if not frames:
-        return _inline_decoder.decode(body)
-    if len(body) == 1 and bytes(body) == b"\xc0":
-        body, frames = frames[0], frames[1:]
-    return msgspec.msgpack.decode(body, ext_hook=partial(_decode_special, frames))
+    try:
+        if not frames:
+            return _inline_decoder.decode(body)
+        if len(body) == 1 and bytes(body) == b"\xc0":
+            body, frames = frames[0], frames[1:]
+        return msgspec.msgpack.decode(body, ext_hook=partial(_decode_special, frames))
+    except (msgspec.DecodeError, ModuleNotFoundError, MemoryError):
+        raise
+    except Exception as exc:  # numpy raises what it likes for a dtype that is none
+        raise msgspec.DecodeError(f"no payload of ours: {exc!r}") from exc
 
 
 _encode_plain = msgspec.msgpack.Encoder().encode
