@@ -22,7 +22,7 @@ INLINE_LIMIT = 16 * 1024
 """Bytes from which on a buffer travels as a frame of its own."""
 
 _ARRAY, _BYTES = 1, 2
-_NIL = msgspec.Raw(b"\xc0")
+_NIL = b"\xc0"
 
 
 class EncodeError(TypeError):
@@ -34,9 +34,13 @@ class TooLargeError(ValueError):
 
 
 class Payload(msgspec.Struct, gc=False):
-    """Encoded data: `body` goes into a header, `frames` follow it."""
+    """Encoded data: `body` goes into a header, `frames` follow it.
 
-    body: msgspec.Raw
+    The body is bytes to the header, never a part of its structure: how deeply the data nests cannot hurt whoever
+    decodes the header.
+    """
+
+    body: bytes
     frames: Sequence[Any]
 
 
@@ -50,8 +54,8 @@ def encode(data: Any) -> Payload:
     """
     if type(data) is bytes:
         if len(data) <= INLINE_LIMIT:
-            return Payload(msgspec.Raw(_encode_plain(data)), ())
-        return Payload(msgspec.Raw(_encode_plain(msgspec.msgpack.Ext(_BYTES, b""))), [data])
+            return Payload(_encode_plain(data), ())
+        return Payload(_encode_plain(msgspec.msgpack.Ext(_BYTES, b"")), [data])
     if isinstance(data, msgspec.Raw):
         raise EncodeError("cannot be encoded: msgspec.Raw is taken for encoded already, and would not be checked")
     frames: list[Any] = []
@@ -62,7 +66,7 @@ def encode(data: Any) -> Payload:
     if len(body) > INLINE_LIMIT:
         frames.insert(0, body)
         return Payload(_NIL, frames)
-    return Payload(msgspec.Raw(body), frames)
+    return Payload(body, frames)
 
 
 def check_size(payload: Payload, max_bytes: int, what: str) -> None:
@@ -83,7 +87,7 @@ def check_size(payload: Payload, max_bytes: int, what: str) -> None:
         raise TooLargeError(f"{what} takes {size} bytes, more than max_request_bytes ({max_bytes})")
 
 
-def decode(body: msgspec.Raw, frames: Sequence[Any]) -> Any:
+def decode(body: bytes, frames: Sequence[Any]) -> Any:
     """Decode a payload; arrays are views of their frames.
 
     Raises:
@@ -94,7 +98,7 @@ def decode(body: msgspec.Raw, frames: Sequence[Any]) -> Any:
     try:
         if not frames:
             return _inline_decoder.decode(body)
-        if len(body) == 1 and bytes(body) == b"\xc0":
+        if body == _NIL:
             body, frames = frames[0], frames[1:]
         return msgspec.msgpack.decode(body, ext_hook=partial(_decode_special, frames))
     except (msgspec.DecodeError, ModuleNotFoundError, MemoryError):

@@ -48,7 +48,7 @@ READY_STEP_S = 0.5
 
 _log = logging.getLogger(__name__)
 _LAST_WORDS = ("shutdown", "fatal")
-_NO_BODY = msgspec.Raw(b"\xc0")
+_NO_BODY = b"\xc0"
 
 
 class IOThread:
@@ -124,7 +124,7 @@ def run_input(
             frames = receive_frames(socket)
             try:
                 messages = to_stage_decoder.decode(frames[0].buffer)
-            except msgspec.DecodeError as exc:
+            except (msgspec.DecodeError, RecursionError) as exc:
                 strays.add(str(exc))
                 continue
             if sum([message.frames for message in messages]) != len(frames) - 1:

@@ -16,7 +16,7 @@ class Add(msgspec.Struct, array_like=True, tag="add", gc=False):
     """A request for the engine; `frames` is the number of payload frames that belong to it."""
 
     request_id: str
-    body: msgspec.Raw
+    body: bytes
     frames: int
 
 
@@ -32,7 +32,7 @@ class Utility(msgspec.Struct, array_like=True, tag="utility", gc=False):
 
     call_id: int
     name: str
-    body: msgspec.Raw
+    body: bytes
     frames: int
 
 
@@ -40,7 +40,7 @@ class Out(msgspec.Struct, array_like=True, tag="out", gc=False):
     """One `Output` that carries data."""
 
     request_id: str
-    body: msgspec.Raw
+    body: bytes
     frames: int
     finished: bool
 
@@ -64,7 +64,7 @@ class Reply(msgspec.Struct, array_like=True, tag="reply", gc=False):
     """The answer to a `Utility`: a payload, or the repr of an exception."""
 
     call_id: int
-    body: msgspec.Raw
+    body: bytes
     frames: int
     error: str | None
 

@@ -150,7 +150,7 @@ class _Startup:
         proc = self._procs.get(identity)
         try:
             message: Handshake = handshake_decoder.decode(content)
-        except msgspec.DecodeError as exc:
+        except (msgspec.DecodeError, RecursionError) as exc:
             self._transport.strays.add(str(exc))
             return
         if proc is None or not _expected(proc, message):

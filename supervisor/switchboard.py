@@ -126,7 +126,7 @@ class Switchboard:
         """Apply a message from a stage; True if it was its `fatal`."""
         try:
             messages = from_stage_decoder.decode(frames[0].buffer)
-        except msgspec.DecodeError as exc:
+        except (msgspec.DecodeError, RecursionError) as exc:
             return self._drop(proc, str(exc))
         if sum([message.frames for message in messages]) != len(frames) - 1:
             return self._drop(proc, "its header and its frames do not match")

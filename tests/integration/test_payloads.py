@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 from harness import HANG_S, data_of, pipeline_config, stage
 
+from stage.codec import EncodeError
 from supervisor import Outcome, Pipeline, Request, RequestFailedError, StageDiedError, UtilityError
 
 if TYPE_CHECKING:
@@ -79,6 +82,28 @@ def test_arrays(pipeline: Pipeline) -> None:
         (result,) = handle.result(HANG_S)
         assert (data.dtype, data.shape) == (result.data.dtype, result.data.shape)
         np.testing.assert_array_equal(data, result.data)
+
+
+def test_deep_nesting(pipeline: Pipeline) -> None:
+    """Data that nests too deeply for somebody's stack is refused there, and hurts nothing else."""
+    data: list[Any] = []
+    for depth in range(1000):
+        data = [data]
+        if depth < 900:
+            continue
+        with suppress(EncodeError, RequestFailedError, msgspec.DecodeError):
+            (result,) = pipeline.submit(data).result(HANG_S)
+            assert repr(data) == repr(result.data)
+    assert pipeline.died is None
+
+
+@pytest.mark.parametrize("junk", [b"\xc1", b"\x92\x01", b"\x01\x02"])
+def test_junk_that_is_taken_for_encoded(pipeline: Pipeline, junk: bytes) -> None:
+    """msgspec.Raw within the data is not looked into by the encoder: its request fails, alone."""
+    bad, good = pipeline.submit([msgspec.Raw(junk)]), pipeline.submit("good")
+    with pytest.raises(RequestFailedError, match="cannot be decoded"):
+        bad.result(HANG_S)
+    assert data_of(good.result(HANG_S)) == ["good"]
 
 
 def test_nested_arrays(pipeline: Pipeline) -> None:

@@ -36,10 +36,10 @@ SAMPLES: list[Any] = [
 ]
 
 
-def carried(payload: Payload) -> tuple[msgspec.Raw, list[bytes]]:
+def carried(payload: Payload) -> tuple[bytes, list[bytes]]:
     """What arrives of a payload: a body out of a header, and frames."""
     header = msgspec.msgpack.encode(payload.body)
-    return msgspec.msgpack.decode(header, type=msgspec.Raw), [bytes(frame) for frame in payload.frames]
+    return msgspec.msgpack.decode(header, type=bytes), [bytes(frame) for frame in payload.frames]
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -85,7 +85,7 @@ def test_damaged_payload(data: st.DataObject, sample: int) -> None:
     frames = frames[: data.draw(st.integers(0, 2))]
 
     with suppress(msgspec.DecodeError):
-        decode(msgspec.Raw(bytes(damaged)), frames)
+        decode(bytes(damaged), frames)
 
 
 @settings(max_examples=200)
@@ -94,7 +94,7 @@ def test_damaged_payload(data: st.DataObject, sample: int) -> None:
 def test_junk(body: bytes, frames: list[bytes]) -> None:
     """Any bytes are data by chance, or raise DecodeError."""
     with suppress(msgspec.DecodeError):
-        decode(msgspec.Raw(body), frames)
+        decode(body, frames)
 
 
 @pytest.mark.parametrize(
@@ -115,4 +115,4 @@ def test_junk(body: bytes, frames: list[bytes]) -> None:
 def test_crafted(body: bytes) -> None:
     """What looks like a payload and is none raises DecodeError."""
     with pytest.raises(msgspec.DecodeError):
-        decode(msgspec.Raw(body), [])
+        decode(body, [])

@@ -20,7 +20,7 @@ Graph = list[dict[str, Any]]
 
 
 def payload(value: Any) -> Payload:
-    return Payload(msgspec.Raw(msgspec.msgpack.encode(value)), ())
+    return Payload(msgspec.msgpack.encode(value), ())
 
 
 class Told(Request):

@@ -105,7 +105,7 @@ class LedgerBesideModel(RuleBasedStateMachine):
     def payload(self) -> tuple[Any, Payload]:
         """New data, and how it travels."""
         self.number += 1
-        return self.number, Payload(msgspec.Raw(msgspec.msgpack.encode(self.number)), ())
+        return self.number, Payload(msgspec.msgpack.encode(self.number), ())
 
     def pick(self, among: list[Any], number: int) -> Any:
         return among[number % len(among)]
