@@ -130,6 +130,7 @@ class StageProcManager:
         box, log_path = self.run_dir.black_box(stage, replica), self.run_dir.log(stage, replica)
         stacks = self.run_dir.stacks(stage, replica)
         create_black_box(box)
+        log_path.touch(mode=0o600)  # there also if the stage dies before it has opened it
         boot = Boot(
             stage=stage,
             replica=replica,

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 Cause = Literal["fatal", "exit", "signal", "startup_timeout", "hung", "io_thread"]
 _SHOWN_REQUESTS = 10
+_SHOWN_CHARACTERS = 600
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,10 @@ class StageDeathReport:
     def summary(self) -> str:
         """One sentence: who died, when, and of what."""
         if not self.pid:
-            return f"stage {self.stage!r} replica {self.replica} could not be started: {self._error()}"
+            return f"stage {self.stage!r} replica {self.replica} could not be started: {_one_line(self._error())}"
         who = f"stage {self.stage!r} replica {self.replica} (pid {self.pid})"
         verb = "did not start" if self.phase not in {"ready", "stopping"} else "died"
-        return f"{who} {verb}, phase {self.phase.upper()}: {self._what()}"
+        return f"{who} {verb}, phase {self.phase.upper()}: {_one_line(self._what())}"
 
     def render(self) -> str:
         """The text that a person reads first."""
@@ -110,10 +111,7 @@ class StageDeathReport:
         return f"it exited with status {self.exit_code}, though nobody asked it to stop"
 
     def _error(self) -> str:
-        message = self.error_message or ""
-        if len(message) > 500:
-            message = f"{message[:500]}…"
-        return ": ".join(part for part in (self.error_type, message) if part) or "it said no more"
+        return ": ".join(part for part in (self.error_type, self.error_message) if part) or "it said no more"
 
     def _sender(self) -> str:
         if self.signal in {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT"}:
@@ -123,6 +121,13 @@ class StageDeathReport:
         if self.oom_killed is None:
             return "sender unknown"
         return "sender unknown; no oom_kill recorded"
+
+
+def _one_line(text: str) -> str:
+    """Shorten a text of any kind to what a log line, or a terminal, can take."""
+    text = " ".join(text[: 4 * _SHOWN_CHARACTERS].split())
+    text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 def _count(number: int, noun: str) -> str:

@@ -163,3 +163,15 @@ def test_long_message() -> None:
     """A message of any length fits into a summary."""
     error = ErrorRecord("fatal", "ready", "ValueError", "x" * 10_000, "…")
     assert len(report_of(box=box(error=error)).summary()) < 700
+
+
+def test_odd_message() -> None:
+    """A summary is one line that a terminal can take, also where the message has many, or controls the terminal."""
+    odd = "one\ntwo\x1b[2J"
+    for changes in ({"said": odd}, {"said": odd, "verdict": "hung"}, {"box": box(error=with_message(odd))}):
+        assert "one two\\x1b[2J" in report_of(**changes).summary()
+    assert len(report_of(said="x" * 10_000, verdict="startup_timeout").summary()) < 800
+
+
+def with_message(message: str) -> ErrorRecord:
+    return ErrorRecord("fatal", "ready", "ValueError", message, "…")
