@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+ENGINE_METHODS = ("has_work", "add", "abort", "step", "utility")
+"""What an engine must have; `Engine` says what each one does."""
+
 
 class RequestError(Exception):
     """Raise it from `Engine.add` to refuse one request; the stage and the other requests go on.

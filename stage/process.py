@@ -25,6 +25,7 @@ import zmq
 
 from stage.black_box import BlackBox
 from stage.busy_loop import BusyLoop
+from stage.engine import ENGINE_METHODS
 from stage.engine_path import load_engine_class
 from stage.errors_text import safe_repr
 from stage.handshake import BootStopped, handshake
@@ -47,7 +48,6 @@ InputQueue: TypeAlias = "SimpleQueue[tuple[str, Any]]"
 Emit: TypeAlias = tuple[Any, ...]
 OutputQueue: TypeAlias = "SimpleQueue[Emit]"
 
-_ENGINE_METHODS = ("has_work", "add", "abort", "step", "utility")
 _CLOSE_S = 2.0
 
 
@@ -171,7 +171,7 @@ def _build_engine(init: Init, box: BlackBox) -> Any:
     build = load_engine_class(init.engine)
     box.enter("init")
     engine = build(**init.args)
-    missing = [name for name in _ENGINE_METHODS if not callable(getattr(engine, name, None))]
+    missing = [name for name in ENGINE_METHODS if not callable(getattr(engine, name, None))]
     if missing:
         raise TypeError(f"engine {init.engine!r} lacks the method {', '.join(missing)} (see stage.Engine)")
     return engine

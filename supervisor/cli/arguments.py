@@ -64,7 +64,7 @@ def parse_arguments(argv: Sequence[str] | None) -> Arguments:
     add("--config", required=True, type=Path, metavar="FILE", help="the pipeline, a YAML file")
     add("--input", metavar="FILE.jsonl|-", help='requests, a line each: {"id": "r1", "data": …}; - is standard input')
     add("--output", default="-", metavar="FILE.jsonl|-", help="where results go (default: -, standard output)")
-    add("--check", action="store_true", help="check the config and import each engine, but run nothing")
+    add("--check", action="store_true", help="check config and input and import each engine, but run nothing")
     add("--serve", action="store_true", help="stay up when the input is done, until SIGINT or SIGTERM")
     add("--log-format", choices=("console", "json"), default="console", help="of the logs on standard error")
     add("--log-level", type=str.lower, choices=LOG_LEVELS, default="info", help="default: info")

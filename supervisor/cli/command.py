@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from supervisor.cli.arguments import UsageError, parse_arguments, parse_injections
 from supervisor.cli.console import Console
 from supervisor.cli.import_check import check_engines
-from supervisor.cli.inputs import STANDARD_INPUT, InputError, open_source
+from supervisor.cli.inputs import STANDARD_INPUT, InputError, find_input_problem, open_source
 from supervisor.cli.jsonl import to_line
 from supervisor.cli.output import STANDARD_OUTPUT, OutputError, ReaderGoneError, open_output
 from supervisor.config import ConfigError, PipelineConfig
@@ -74,7 +74,7 @@ def _execute(arguments: Arguments, console: Console, stop: Stop) -> int:
         config = PipelineConfig.from_yaml(arguments.config)
         injections = parse_injections(arguments.inject, config)
         if arguments.check:
-            return _check(arguments.config, config, console)
+            return _check(arguments, config, console)
         _prepare_report_dir(arguments.report_dir)
         source = open_source(arguments.input, config, serve=arguments.serve)
     with closing(source):
@@ -87,12 +87,15 @@ def _execute(arguments: Arguments, console: Console, stop: Stop) -> int:
             return _Job(config, arguments.report_dir, injections, output, console, stop).run(source)
 
 
-def _check(path: Path, config: PipelineConfig, console: Console) -> int:
+def _check(arguments: Arguments, config: PipelineConfig, console: Console) -> int:
     problems = check_engines(config, config.startup_timeout_s)
+    input_problem = find_input_problem(arguments.input, config)
+    if input_problem is not None:
+        problems += (input_problem,)
     if problems:
         raise ConfigError(problems)
     stages = ", ".join(stage.name for stage in config.stages)
-    console.say("info", "check_ok", f"ok: {path}: every engine can be imported ({stages})")
+    console.say("info", "check_ok", f"ok: {arguments.config}: every engine can be imported ({stages})")
     return FINISHED
 
 

@@ -1,5 +1,7 @@
 """Tries the import of every stage's engine, each in a process of its own, so that this one never imports an engine.
 
+There the class is looked at as well: one that lacks an engine's methods is a problem.
+
 Every process leads a group of its own, which is killed when the import has ended or its time is over.
 """
 

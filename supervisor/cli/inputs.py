@@ -6,6 +6,7 @@ at once, also while it waits for more.
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import select
@@ -204,25 +205,64 @@ def _open(argument: str | None, config: PipelineConfig, *, serve: bool) -> Sourc
     )
 
 
+def find_input_problem(argument: str | None, config: PipelineConfig) -> str | None:
+    """Say what is wrong with the input that is named, if one is; nothing is opened, since a FIFO's writer would notice.
+
+    Args:
+        argument: the command line's `--input`, or None.
+        config: names the input otherwise.
+    """
+    if argument is not None:
+        return None if argument == STANDARD_INPUT else _lines_problem(f"--input {argument!r}", argument)
+    if config.input is None:
+        return None
+    if config.input.jsonl is not None:
+        return _lines_problem(f"input.jsonl: {config.input.jsonl!r}", config.input.jsonl)
+    if config.input.glob is not None and not _matches(config.input.glob):
+        return f"input.glob: {config.input.glob!r} matches no file"
+    return None
+
+
+def _lines_problem(name: str, path: str) -> str | None:
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116 (a path may hold a null character)
+    except (OSError, ValueError) as exc:
+        return _cannot_open(name, exc)
+    if stat.S_ISDIR(mode):
+        return _is_directory(name)
+    return None if os.access(path, os.R_OK) else _cannot_open(name, PermissionError(errno.EACCES, "Permission denied"))
+
+
+def _cannot_open(name: str, exc: OSError | ValueError) -> str:
+    return f"{name}: cannot be opened ({exc.strerror if isinstance(exc, OSError) else exc})"
+
+
+def _is_directory(name: str) -> str:
+    return f"{name}: is a directory, wanted a file of JSON lines"
+
+
 def _open_lines(path: str, where: str) -> JsonLines:
     name = f"{where} {path!r}"
     try:
         # Non-blocking, so that the opening of a FIFO does not wait for a writer; `poll` does.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else exc
-        raise InputError(f"{name}: cannot be opened ({reason})") from exc
+        raise InputError(_cannot_open(name, exc)) from exc
     if stat.S_ISDIR(os.fstat(fd).st_mode):
         os.close(fd)
-        raise InputError(f"{name}: is a directory, wanted a file of JSON lines")
+        raise InputError(_is_directory(name))
     return JsonLines(fd, name, owned=True)
 
 
 def _find_files(pattern: str) -> Files:
-    paths = [path for path in glob.glob(pattern, recursive=True) if Path(path).is_file()]  # noqa: PTH207 (absolute)
+    paths = _matches(pattern)
     if not paths:
         raise InputError(f"the config's input.glob {pattern!r} matches no file")
     return Files(paths)
+
+
+def _matches(pattern: str) -> list[str]:
+    return [path for path in glob.glob(pattern, recursive=True) if Path(path).is_file()]  # noqa: PTH207 (absolute)
 
 
 def _file_request(name: str, path: str) -> Request:

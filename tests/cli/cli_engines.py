@@ -72,6 +72,13 @@ class BadInit(Echo):
         raise RuntimeError("no such weights")
 
 
+class Unfinished:
+    """Lack all methods but one."""
+
+    def has_work(self) -> bool:
+        return False
+
+
 class BadStep(Echo):
     """Fail at the first request."""
 

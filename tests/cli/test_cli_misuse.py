@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -102,6 +103,33 @@ def test_check_imports_every_engine(tmp_path: Path) -> None:
     assert "stages[1].engine: 'cli_engines:Nobody'" in fails("--config", config, "--check")
     (event,) = map(json.loads, fails("--config", config, "--check", "--log-format", "json").splitlines())
     assert (event["level"], len(event["problems"])) == ("error", 1)
+
+
+def test_check_tells_every_problem_at_once(tmp_path: Path) -> None:
+    """--check names an engine that lacks methods and an input that is not there in one list, and builds no engine."""
+    config = write_config(tmp_path, "BadInit", "Unfinished", input={"jsonl": "missing.jsonl"})
+    (event,) = map(json.loads, fails("--config", config, "--check", "--log-format", "json").splitlines())
+    assert event["problems"] == [
+        "stages[1].engine: 'cli_engines:Unfinished': the class lacks add, abort, step, utility (see stage.Engine)",
+        f"input.jsonl: '{tmp_path}/missing.jsonl': cannot be opened (No such file or directory)",
+    ]
+
+
+@pytest.mark.parametrize("name", ["missing.jsonl", "."])
+def test_check_looks_for_the_input(tmp_path: Path, name: str) -> None:
+    """--check refuses the input that --input names as a run would, in the same words."""
+    arguments: list[str | Path] = ["--config", COUNTDOWN, "--input", tmp_path / name]
+    assert fails(*arguments).removeprefix("error: ").strip() in fails(*arguments, "--check")
+
+
+def test_check_looks_for_files(tmp_path: Path) -> None:
+    """--check names a glob without a match; the input of the command line takes its place, and a FIFO stays shut."""
+    config = write_config(tmp_path, "Echo", input={"glob": "*.wav"})
+    os.mkfifo(tmp_path / "fifo")
+    assert f"input.glob: '{tmp_path}/*.wav' matches no file" in fails("--config", config, "--check")
+    for argument in ("-", tmp_path / "fifo"):
+        with Command("--config", config, "--input", argument, "--check") as command:
+            assert command.finish() == 0
 
 
 def test_nothing_to_run(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from supervisor.cli.import_check import check_engines
 from supervisor.config import PipelineConfig
 
 HANG_S = 30.0
+ENGINE = "class Engine:\n    def step(self): pass\n    has_work = add = abort = utility = step\n"
 
 
 def open_fds() -> set[str]:
@@ -62,7 +63,7 @@ def wait_for_end(pid: int) -> bool:
 
 def test_good_engines(check: Check) -> None:
     """Engines that can be imported give no problem, and are not imported here."""
-    problems = check("good_engine:Engine", "stage.engines.countdown:Countdown", good_engine="class Engine: pass")
+    problems = check("good_engine:Engine", "stage.engines.countdown:Countdown", good_engine=ENGINE)
 
     assert problems == []
     assert "good_engine" not in sys.modules
@@ -96,6 +97,49 @@ def test_every_problem_is_told(check: Check, tmp_path: Path) -> None:
         "stages[4].engine: 'near:table': TypeError: 'near:table' is a value of type dict, wanted a class",
         "stages[5].engine: 'raising:Engine': RuntimeError: no GPU, sorry",
         "stages[6].engine: 'broken:Engine': SyntaxError: invalid syntax (broken.py, line 1)",
+    ]
+    assert expected == problems
+
+
+def test_an_engine_without_its_methods(check: Check) -> None:
+    """A class that cannot make an engine is told with what it lacks; one that may have its methods later is not."""
+    problems = check(
+        "lacking:Nothing",
+        "lacking:NoStep",
+        "lacking:make",
+        "lacking:Proxy",
+        "lacking:Assigned",
+        "lacking:Derived",
+        "lacking:Slots",
+        "lacking:Other",
+        "lacking:Data",
+        lacking="""
+import dataclasses
+class Nothing: pass
+class NoStep:
+    def has_work(self): pass
+    add = abort = utility = has_work
+    step = None
+def make(): pass
+class Proxy:
+    def __getattr__(self, name): pass
+class Assigned(NoStep):
+    def __init__(self): self.step = print
+class Derived(Assigned):
+    def __init__(self): super().__init__()
+class Slots(NoStep):
+    step = property(lambda self: print)
+class Other:
+    def __new__(cls): return Assigned()
+@dataclasses.dataclass
+class Data(NoStep):
+    step: object
+""",
+    )
+
+    expected = [
+        "stages[0].engine: 'lacking:Nothing': the class lacks has_work, add, abort, step, utility (see stage.Engine)",
+        "stages[1].engine: 'lacking:NoStep': the class lacks step (see stage.Engine)",
     ]
     assert expected == problems
 
@@ -160,22 +204,22 @@ def test_nothing_is_printed(check: Check, capfd: pytest.CaptureFixture[str]) -> 
 
 def test_threads_do_not_keep_the_process(check: Check) -> None:
     """A thread that an import started is not waited for."""
-    source = """
+    source = f"""
 import threading
 threading.Thread(target=threading.Event().wait).start()
-class Engine: pass
+{ENGINE}
 """
     assert check("threaded:Engine", threaded=source) == []
 
 
 def test_forks_report_once(check: Check) -> None:
     """A module that forks while it is imported is reported on by the first process alone."""
-    source = """
+    source = f"""
 import os
 pid = os.fork()
 if pid:
     os.waitpid(pid, 0)
-class Engine: pass
+{ENGINE}
 """
     assert check("forking:Engine", forking=source) == []
 
