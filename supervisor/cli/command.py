@@ -169,6 +169,8 @@ class _Job:
         self._pipeline.start()
         with closing(self._pipeline):
             try:
+                # Not before: a stage that does not start must not cost the results of the last run.
+                self._output.begin()
                 self._pass_on(source)
             except ReaderGoneError:
                 pass

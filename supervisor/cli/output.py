@@ -65,7 +65,7 @@ class Output:
         self._name = name
         self._stop = stop
         mode = os.fstat(fd).st_mode
-        self._may_block = not stat.S_ISREG(mode)
+        self._is_file = stat.S_ISREG(mode)
         self._has_reader = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
         self.reader_gone = False
         self.is_terminal = os.isatty(fd)
@@ -78,6 +78,19 @@ class Output:
             with suppress(OSError):
                 os.close(self._fd)
 
+    def begin(self) -> None:
+        """Give up what a file that `--output` names has held; call it when there is something to take its place.
+
+        Raises:
+            OutputError: it cannot be emptied.
+        """
+        if not self._is_file or self._fd == _STANDARD_OUTPUT_FD:  # what `>>` has opened is not ours to empty
+            return
+        try:
+            os.ftruncate(self._fd, 0)
+        except OSError as exc:
+            raise OutputError(f"cannot empty {self._name}: {exc.strerror}") from exc
+
     def write(self, line: bytes) -> None:
         """Write a line at once.
 
@@ -86,10 +99,10 @@ class Output:
             OutputError: it cannot be written.
         """
         try:
-            if self._may_block:
-                self._write_pieces(line)
-            else:
+            if self._is_file:
                 write_all(self._fd, line)
+            else:
+                self._write_pieces(line)
         except (BrokenPipeError, ConnectionResetError) as exc:
             self.reader_gone = True
             raise ReaderGoneError from exc
@@ -129,7 +142,7 @@ class Output:
 
 
 def open_output(argument: str, stop: Stop) -> Output:
-    """Open the file that `--output` names, and empty it; `-` is standard output.
+    """Open the file that `--output` names, and leave in it what it holds; `-` is standard output.
 
     Raises:
         OutputError: it cannot be opened.
@@ -138,7 +151,7 @@ def open_output(argument: str, stop: Stop) -> Output:
         return Output(_STANDARD_OUTPUT_FD, "standard output", stop)
     try:
         with stop.raising():  # the opening of a FIFO waits for a reader
-            fd = os.open(argument, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            fd = os.open(argument, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except (OSError, ValueError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else exc
         raise OutputError(f"--output {argument!r}: cannot be written ({reason})") from exc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -48,6 +49,48 @@ def test_a_reader_who_was_never_there(tmp_path: Path) -> None:
     with Command("--config", config, "--serve", stdout=writer) as command:
         os.close(writer)
         assert command.finish() == 141
+
+
+@pytest.mark.usefixtures("logs_may_stay")
+def test_the_last_results_outlive_a_stage_that_does_not_start(tmp_path: Path) -> None:
+    """--output FILE loses what it holds only when every stage is ready."""
+    results = tmp_path / "out.jsonl"
+    results.write_text("dear\n")
+    with Command("--config", write_config(tmp_path, "Echo", "BadInit"), "--serve", "--output", results) as command:
+        assert command.finish() == 3
+    assert results.read_text() == "dear\n"
+
+
+def test_the_last_results_outlive_a_start_that_is_interrupted(tmp_path: Path) -> None:
+    """The same when a signal comes before every stage is ready."""
+    results = tmp_path / "out.jsonl"
+    results.write_text("dear\n")
+    config = write_config(tmp_path, "Echo", "SlowInit", shutdown_timeout_s=0.5)
+    arguments: list[str | Path] = ["--config", config, "--serve", "--log-format", "json", "--output", results]
+    with Command(*arguments) as command:
+        command.event("stage_ready", stage="a")
+        command.process.terminate()
+        assert command.finish() == 143
+    assert results.read_text() == "dear\n"
+
+
+def test_standard_output_is_not_emptied(tmp_path: Path) -> None:
+    """`>> FILE` adds to what the file holds."""
+    results = tmp_path / "out.jsonl"
+    results.write_text("dear\n")
+    with results.open("ab") as file, Command("--config", COUNTDOWN, stdout=file.fileno()) as command:
+        assert command.finish() == 0
+    assert results.read_text().startswith("dear\n{")
+
+
+def test_a_file_that_cannot_be_emptied_is_told(tmp_path: Path) -> None:
+    """A file that no longer may be emptied once the stages are ready is an error, with status 1."""
+    fd = os.memfd_create("sealed", os.MFD_ALLOW_SEALING)
+    os.write(fd, b"dear\n")
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    with os.fdopen(fd, "rb"), Command("--config", COUNTDOWN, "--output", f"/proc/{os.getpid()}/fd/{fd}") as command:
+        assert command.finish() == 1
+        assert "error: cannot empty --output" in command.err.text()
 
 
 def test_a_full_disk() -> None:

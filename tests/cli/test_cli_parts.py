@@ -183,12 +183,14 @@ def test_stop_raises_only_where_it_was_told_to() -> None:
 
 
 def test_an_output_file_gets_whole_lines(tmp_path: Path) -> None:
-    """A file is emptied first, and each line is written at once."""
+    """A file keeps what it holds until results can come, and then gets each line at once."""
     path = tmp_path / "out.jsonl"
     path.write_text("before")
     stop = Stop()
     try:
         with open_output(str(path), stop) as output:
+            assert path.read_text() == "before"
+            output.begin()
             output.write(b"line\n")
             assert path.read_bytes() == b"line\n"
             with output.watching_reader():
