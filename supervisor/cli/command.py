@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, cast
 from supervisor.cli.arguments import UsageError, parse_arguments, parse_injections
 from supervisor.cli.console import Console
 from supervisor.cli.import_check import check_engines
-from supervisor.cli.inputs import STANDARD_INPUT, InputError, find_input_problem, open_source
+from supervisor.cli.inputs import STANDARD_INPUT, find_input_problem, open_source
 from supervisor.cli.jsonl import to_line
+from supervisor.cli.line_source import InputError
 from supervisor.cli.output import STANDARD_OUTPUT, OutputError, ReaderGoneError, open_output
 from supervisor.config import ConfigError, PipelineConfig
 from supervisor.errors import StageDiedError, StartupError, StopRequestedError
+from supervisor.handle import Outcome
 from supervisor.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from supervisor.cli.arguments import Arguments
     from supervisor.cli.inputs import Source
     from supervisor.cli.output import Output, Stop
-    from supervisor.handle import Outcome, Result
+    from supervisor.handle import Result
     from supervisor.report import StageDeathReport
 
 FINISHED, FAILED, MISUSED, DIED, READER_GONE = 0, 1, 2, 3, 141
@@ -190,6 +192,8 @@ class _Job:
             for event in events:
                 self._write(to_line(event))
                 self._console.on_event(event)
+                if isinstance(event, Outcome):
+                    source.ended(event.id)
 
     def _write(self, line: bytes) -> None:
         if self._output.is_terminal:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import errno
 import glob
 import os
-import select
 import stat
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from supervisor.cli.jsonl import LineSplitter, read_request
+from supervisor.cli.line_source import InputError, JsonLines
 from supervisor.run import Request
 
 if TYPE_CHECKING:
@@ -23,12 +22,7 @@ if TYPE_CHECKING:
 
     from supervisor.config import PipelineConfig
 
-_CHUNK_BYTES = 64 * 1024
 STANDARD_INPUT = "-"
-
-
-class InputError(Exception):
-    """The input cannot be read; the text names it."""
 
 
 class Source(Protocol):
@@ -37,83 +31,11 @@ class Source(Protocol):
     def __iter__(self) -> Iterator[Request]:
         """Take them, once."""
 
+    def ended(self, request_id: str) -> None:
+        """Hear that a request has ended; called from any thread."""
+
     def close(self) -> None:
         """End the iteration; called from any thread, as often as one likes."""
-
-
-class JsonLines:
-    """The requests of a file, a pipe or a terminal, as they come.
-
-    Args:
-        fd: its file descriptor.
-        name: what errors call it.
-        owned: whether to close `fd` at the end.
-    """
-
-    def __init__(self, fd: int, name: str, *, owned: bool) -> None:
-        self._fd = fd
-        self._name = name
-        self._owned = owned
-        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._lock = threading.Lock()
-        self._reading = False
-        self._released = False
-
-    def __iter__(self) -> Iterator[Request]:
-        with self._lock:
-            if self._released:
-                return
-            self._reading = True
-        try:
-            for number, line in self._lines():
-                request = read_request(number, line)
-                if request is not None:
-                    yield request
-        finally:
-            with self._lock:
-                self._reading = False
-                self._release()
-
-    def close(self) -> None:
-        """End the iteration."""
-        with self._lock:
-            if self._reading:
-                os.eventfd_write(self._wake_fd, 1)
-            else:
-                self._release()
-
-    def _release(self) -> None:
-        if not self._released:
-            self._released = True
-            os.close(self._wake_fd)
-            if self._owned:
-                os.close(self._fd)
-
-    def _lines(self) -> Iterator[tuple[int, bytes | None]]:
-        splitter = LineSplitter()
-        while chunk := self._read():
-            yield from splitter.feed(chunk)
-        if not self._is_closed():
-            yield from splitter.finish()
-
-    def _read(self) -> bytes:
-        """Wait for more and read it; empty at the end."""
-        poller = select.poll()
-        poller.register(self._wake_fd, select.POLLIN)
-        poller.register(self._fd, select.POLLIN)
-        while True:
-            ready = {fd for fd, _ in poller.poll()}
-            if self._wake_fd in ready:
-                return b""
-            try:
-                return os.read(self._fd, _CHUNK_BYTES)
-            except BlockingIOError:  # somebody who shares the pipe has read it first
-                continue
-            except OSError as exc:
-                raise InputError(f"{self._name}: cannot be read ({exc.strerror})") from exc
-
-    def _is_closed(self) -> bool:
-        return bool(select.select([self._wake_fd], [], [], 0)[0])
 
 
 class Files:
@@ -137,6 +59,9 @@ class Files:
                 return
             yield _file_request(name, path)
 
+    def ended(self, request_id: str) -> None:
+        """Nothing depends on it: every id is another one."""
+
     def close(self) -> None:
         """End the iteration."""
         self._closed = True
@@ -147,6 +72,9 @@ class Nothing:
 
     def __iter__(self) -> Iterator[Request]:
         return iter(())
+
+    def ended(self, request_id: str) -> None:
+        """Never happens."""
 
     def close(self) -> None:
         """End the iteration, which has no beginning."""
@@ -166,6 +94,10 @@ class Serving:
     def __iter__(self) -> Iterator[Request]:
         yield from self._source
         self._closed.wait()
+
+    def ended(self, request_id: str) -> None:
+        """Tell the other source."""
+        self._source.ended(request_id)
 
     def close(self) -> None:
         """End the iteration."""

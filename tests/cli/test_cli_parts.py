@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,8 +16,10 @@ from run_pipeline import Interrupted, Stop
 from stage.protocol import Injection
 from supervisor import ConfigError, Outcome, PipelineConfig, Request, Result
 from supervisor.cli.arguments import UsageError, parse_injections
-from supervisor.cli.inputs import JsonLines, Serving, open_source
+from supervisor.cli.held_back import HeldBack
+from supervisor.cli.inputs import Serving, Source, open_source
 from supervisor.cli.jsonl import LineSplitter, read_request, to_line
+from supervisor.cli.line_source import HELD_BACK_LIMIT, JsonLines
 from supervisor.cli.output import open_output
 from supervisor.cli.progress import Progress
 
@@ -115,6 +118,75 @@ def test_close_wakes_a_blocked_read(pipe: Any, serving: bool) -> None:
     thread.join(HANG_S)
     assert not thread.is_alive()
     assert got == [Request("line-1", 1)]
+
+
+def pass_on(source: Source, got: SimpleQueue[Request]) -> None:
+    for request in source:
+        got.put(request)
+
+
+@pytest.mark.parametrize("serving", [False, True])
+def test_an_id_that_is_alive_waits_for_its_end(pipe: Any, serving: bool) -> None:
+    """A second request of an id goes once the first has ended, though no line comes; others overtake it."""
+    reader, writer = pipe
+    writer.write(b'{"id": "a", "data": 1}\n{"id": "a", "data": 2}\n{"id": "b", "data": 3}\n')
+    lines = JsonLines(reader, "pipe", owned=False)
+    source = Serving(lines) if serving else lines
+    got: SimpleQueue[Request] = SimpleQueue()
+    thread = threading.Thread(target=pass_on, args=(source, got))
+    thread.start()
+    assert [got.get(timeout=HANG_S) for _ in range(2)] == [Request("a", 1), Request("b", 3)]
+    source.ended("b")
+    source.ended("a")
+    assert got.get(timeout=HANG_S) == Request("a", 2)
+    source.close()
+    thread.join(HANG_S)
+    assert not thread.is_alive()
+    source.ended("a")
+
+
+def test_no_more_lines_are_read_than_may_wait(pipe: Any) -> None:
+    """When too many of an id wait, the lines behind them wait too; every end lets one more be read."""
+    reader, writer = pipe
+    count = HELD_BACK_LIMIT + 1
+    writer.write(b'{"id": "a", "data": 0}\n' * count + b'{"id": "b", "data": 1}\n')
+    lines = JsonLines(reader, "pipe", owned=False)
+    got: SimpleQueue[Request] = SimpleQueue()
+    thread = threading.Thread(target=pass_on, args=(lines, got))
+    thread.start()
+    assert got.get(timeout=HANG_S).id == "a"
+    assert got.empty()
+    lines.ended("a")
+    assert [got.get(timeout=HANG_S).id for _ in range(2)] == ["a", "b"]
+    lines.close()
+    thread.join(HANG_S)
+    assert not thread.is_alive()
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=20), st.data())
+def test_every_id_is_alive_once_at_most(ids: list[str], data: st.DataObject) -> None:
+    """Whenever requests come and end, each goes once, none beside another of its id, in the order of its id."""
+    held_back = HeldBack()
+    coming = [Request(request_id, number) for number, request_id in enumerate(ids)]
+    alive: list[str] = []
+    gone: list[Request] = []
+    while coming or alive:
+        if coming and (not alive or data.draw(st.booleans())):
+            request = coming.pop(0)
+            went: Request | None = request if held_back.admit(request) else None
+        else:
+            ended = alive.pop(data.draw(st.integers(0, len(alive) - 1)))
+            went = held_back.take() if held_back.ended(ended) else None
+        if went is not None:
+            assert went.id is not None
+            assert went.id not in alive
+            alive.append(went.id)
+            gone.append(went)
+    assert held_back.count == 0
+    assert held_back.take() is None
+    for name in set(ids):
+        order = [request.data for request in gone if request.id == name]
+        assert order == [number for number, request_id in enumerate(ids) if request_id == name]
 
 
 def test_a_source_that_nobody_reads_leaves_nothing(tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 from cli_command import COUNTDOWN, HANG_S, ROOT, Command, lines, write_config
+
+from supervisor.cli.line_source import HELD_BACK_LIMIT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,6 +59,44 @@ def test_a_bad_line_fails_alone_and_says_its_number() -> None:
     for line in command.outputs():
         if line.get("outcome") == "failed":
             assert f"input line {line['id'][5:]}: " in line["error"]
+
+
+def test_an_id_that_comes_again_waits_for_its_first_request() -> None:
+    """Requests of one id run one after the other, also a bad line whose id was taken; others do not wait."""
+    same = [{"id": "x", "data": count} for count in (3, 1, 2)]
+    stdin = lines({"id": "line-5", "data": 9}, *same) + b"oops\n" + lines({"id": "y", "data": 1})
+    with Command("--config", COUNTDOWN, "--input", "-", stdin=stdin) as command:
+        assert command.finish() == 1
+    seen: dict[str, list[Any]] = {}
+    for line in command.outputs():
+        seen.setdefault(line["id"], []).append(line["outcome"] if "outcome" in line else len(line["part"]))
+    expected = {
+        "line-5": [*([2] * 36), "finished", "failed"],
+        "x": [2, 2, 2, "finished", "finished", 2, "finished"],
+        "y": ["finished"],
+    }
+    assert seen == expected
+
+
+def test_an_id_that_never_ends_holds_only_its_own(tmp_path: Path) -> None:
+    """What waits behind a request without end costs nobody else, and has no outcome, since it never began."""
+    config = write_config(tmp_path, "Hold", max_in_flight=2)
+    with Command("--config", config, "--input", "-", "--serve", stdin=None) as command:
+        held = {"id": "held", "data": "hold"}
+        command.send(lines(held, held, held, {"id": "one", "data": 1}, {"id": "two", "data": 2}))
+        command.output(id="one", outcome="finished")
+        command.output(id="two", outcome="finished")
+        command.process.terminate()
+        assert command.finish() == 143
+    assert command.outcomes() == {"held": "aborted", "one": "finished", "two": "finished"}
+
+
+def test_more_of_one_id_than_may_wait() -> None:
+    """However many requests of one id there are, every one of them runs."""
+    count = 2 * HELD_BACK_LIMIT
+    with Command("--config", COUNTDOWN, "--input", "-", stdin=lines({"id": "x", "data": 1}) * count) as command:
+        assert command.finish() == 0
+    assert [line["outcome"] for line in command.outputs()] == ["finished"] * count
 
 
 def test_a_refused_request_fails_alone(tmp_path: Path) -> None:
