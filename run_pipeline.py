@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import sys
+import time
 
 # Not imported from `typing`, which takes longer than all of the above; type checkers know the name.
 TYPE_CHECKING = False
@@ -22,6 +23,8 @@ _POKE = signal.SIGURG
 # Several, since one may come, like the signal itself, just before the main thread blocks.
 _POKES = 4
 _POKE_INTERVAL_MS = 20
+# Longer than a busy machine takes between two signals of one cause, shorter than between two keys of a person.
+_ECHO_S = 0.03
 
 
 class Interrupted(BaseException):
@@ -34,6 +37,10 @@ class Stop:
     Python runs a handler only when the main thread comes back to Python code. A signal that meets the main thread just
     before it blocks, or another thread, would so be noticed much later. Hence a thread of its own hears of each signal
     through a pipe that the interpreter writes to at once, counts it, and pokes the main thread.
+
+    One cause may send a signal twice: `timeout` signals its child and then its group, and a shell hangs up its jobs as
+    the kernel does. The pipeline is therefore told of the first signal only when such an echo would have come, and each
+    kind counts once till then. That loses no second request to stop: nobody has seen an effect of the first one yet.
 
     Attributes:
         fd: the eventfd.
@@ -77,10 +84,24 @@ class Stop:
         self._raise_if_due()
 
     def notice(self, signums: list[int]) -> None:
-        """Count signals."""
-        self.signum = self.signum or signums[0]
-        self.count += len(signums)
+        """Count signals, and tell the pipeline."""
+        self._count(signums)
         os.eventfd_write(self.fd, len(signums))
+
+    def _notice_first(self, signums: list[int], reader: int, main_thread: int) -> None:
+        """Count the first signal at once, but tell the pipeline only when its echo has come, if it has one."""
+        kinds = list(dict.fromkeys(signums))
+        self._count(kinds)
+        signal.pthread_kill(main_thread, _POKE)
+        time.sleep(_ECHO_S)
+        others = [signum for signum in dict.fromkeys(_read_signals(reader)) if signum not in kinds]
+        self._count(others)
+        os.eventfd_write(self.fd, len(kinds) + len(others))
+
+    def _count(self, signums: list[int]) -> None:
+        if signums:
+            self.signum = self.signum or signums[0]
+            self.count += len(signums)
 
     def _listen(self, reader: int, main_thread: int) -> None:
         """Hear of signals; the body of the thread."""
@@ -91,10 +112,13 @@ class Stop:
         pokes_left = 0
         while True:
             if poller.poll(_POKE_INTERVAL_MS if pokes_left else None):
-                signums = [number for number in os.read(reader, 4096) if number in _SIGNALS]
+                signums = _read_signals(reader)
                 if not signums:
                     continue
-                self.notice(signums)
+                if self.count:
+                    self.notice(signums)
+                else:
+                    self._notice_first(signums, reader, main_thread)
                 pokes_left = _POKES
             pokes_left -= 1
             signal.pthread_kill(main_thread, _POKE)
@@ -107,6 +131,13 @@ class Stop:
             # Once: the clean-up that follows must not be cut off.
             self._raise_at = None
             raise Interrupted
+
+
+def _read_signals(reader: int) -> list[int]:
+    try:
+        return [number for number in os.read(reader, 4096) if number in _SIGNALS]
+    except BlockingIOError:
+        return []
 
 
 def _do_nothing(_signum: int, _frame: FrameType | None) -> None:

@@ -55,6 +55,14 @@ class Stubborn(Hold):
         threading.Event().wait()
 
 
+class Orderly(Hold):
+    """Say that the end has begun on one FIFO, and end when another one says so."""
+
+    def shutdown(self) -> None:
+        Path(os.environ["ANNOUNCE"]).write_text("shutdown\n")
+        Path(os.environ["RELEASE"]).read_text()
+
+
 class SlowInit(Echo):
     """Take for ever to become ready."""
 

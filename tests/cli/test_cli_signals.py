@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from cli_command import COUNTDOWN, Command, lines, wait_until_full, write_config
+from cli_command import COUNTDOWN, HANG_S, ROOT, Command, lines, wait_until_full, write_config
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,6 +124,43 @@ def test_two_at_once_while_requests_are_under_way(tmp_path: Path) -> None:
         command.process.send_signal(signal.SIGTERM)
         assert command.finish() in {130, 143}  # whichever the kernel tells first
     assert command.outcomes() == {"held": "aborted", "done": "finished"}
+
+
+@pytest.mark.parametrize(
+    ("first", "told"), [([15], 1), ([15, 15], 1), ([2, 2, 2], 1), ([2, 15], 2), ([15, 2, 15], 2), ([1, 1], 1)]
+)
+def test_an_echo_is_no_second_signal(first: list[int], told: int) -> None:
+    """Signals of one kind that come together are one request to stop; from then on each one counts."""
+    code = f"""
+import os, select, signal, run_pipeline
+stop = run_pipeline.Stop()
+stop.install()
+signals = signal.set_wakeup_fd(-1)
+for signums in ({first}, [15], [15, 15]):
+    os.write(signals, bytes(signums))
+    select.select([stop.fd], [], [])
+    print(os.eventfd_read(stop.fd), stop.count, stop.signum)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=HANG_S, check=True)
+    expected = [(told, told, first[0]), (1, told + 1, first[0]), (2, told + 3, first[0])]
+    assert expected == [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+
+
+def test_timeout_asks_for_an_orderly_stop(tmp_path: Path, announcements: Announcements) -> None:
+    """`timeout` signals its child and its group, which is one request to stop: the stage may take its time."""
+    release = tmp_path / "release"
+    os.mkfifo(release)
+    config = write_config(tmp_path, "Orderly", shutdown_timeout_s=1000)
+    arguments: list[str | Path] = ["--config", config, "--serve", "--log-format", "json"]
+    env = {"ANNOUNCE": announcements.path, "RELEASE": str(release)}
+    # It passes a signal on as it sends its own.
+    with Command(*arguments, env=env, launcher=("timeout", "1000")) as command:
+        command.event("pipeline_ready")
+        command.process.terminate()
+        assert announcements.wait() == "shutdown"
+        release.write_text("now\n")
+        assert command.finish() == 143
+    assert "stage_killed" not in command.err.text()
 
 
 def test_a_hangup_ends_it_too() -> None:
