@@ -44,7 +44,8 @@ def execute(argv: Sequence[str] | None, stop: Stop) -> int:
         arguments = parse_arguments(argv)
     except SystemExit as exc:
         return _after_parser(exc)
-    with Console(arguments.log_format, arguments.log_level) as console:
+    is_typed = arguments.input == STANDARD_INPUT and os.isatty(0)
+    with Console(arguments.log_format, arguments.log_level, is_typed=is_typed) as console:
         try:
             return _execute(arguments, console, stop)
         except ConfigError as exc:

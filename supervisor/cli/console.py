@@ -29,14 +29,15 @@ class Console:
     Args:
         log_format: `console`, for people; or `json`, where every line of standard error is a JSON object.
         log_level: of the records that are shown.
+        is_typed: whether requests are typed on the terminal: a live line would end up among them.
     """
 
-    def __init__(self, log_format: str, log_level: str) -> None:
+    def __init__(self, log_format: str, log_level: str, *, is_typed: bool) -> None:
         self._is_json = log_format == "json"
         self._level = logging.getLevelNamesMapping()[log_level.upper()]
         self._progress = Progress(time.monotonic())
-        is_live = os.isatty(STANDARD_ERROR) and not self._is_json
-        self.screen = Screen((lambda: self._progress.live_line(time.monotonic())) if is_live else None)
+        is_live = _is_terminal() and not self._is_json and not is_typed
+        self.screen = Screen((lambda width: self._progress.live_line(time.monotonic(), width)) if is_live else None)
         render = _render_json if self._is_json else _console_renderer()
         self._handler = _Handler(self._level, render, self.screen, self._on_log)
         self._ending = ExitStack()
@@ -118,13 +119,18 @@ def _timestamp(now: float) -> str:
 
 
 def _console_renderer() -> Callable[[Any, str, MutableMapping[str, Any]], Any]:
-    colors = os.isatty(STANDARD_ERROR) and "NO_COLOR" not in os.environ
+    colors = _is_terminal() and "NO_COLOR" not in os.environ
     render = structlog.dev.ConsoleRenderer(16, colors=colors, sort_keys=False)
 
     def render_short(logger: Any, name: str, event: MutableMapping[str, Any]) -> Any:
         return render(logger, name, {key: _shorten(value) for key, value in event.items()})
 
     return render_short
+
+
+def _is_terminal() -> bool:
+    """True if standard error is a terminal that understands escape sequences."""
+    return os.isatty(STANDARD_ERROR) and os.environ.get("TERM") != "dumb"
 
 
 def _shorten(value: Any) -> Any:

@@ -58,14 +58,22 @@ class Progress:
         else:
             self._results += 1
 
-    def live_line(self, now: float) -> str:
-        """Stage states, requests done, and their rate."""
-        stages = " ".join(f"{self._short(label)} {state}" for label, state in self._states.items())
+    def live_line(self, now: float, width: int) -> str:
+        """Stage states, requests done, and their rate: as much as `width` characters hold."""
+        # Copied at once: other threads log.
+        states = dict(self._states)
+        stages = " ".join(f"{_short(label, states)} {state}" for label, state in states.items()) or "starting"
+        counts = " ".join(f"{count} {state}" for state, count in Counter(states.values()).items()) or "starting"
         failed = f" ({self.failed} failed)" if self.failed else ""
-        done = self._outcomes.total()
-        return (
-            f"{stages or 'starting'} | {done} done{failed}, {self._results} results | {self._rate(now):.1f} requests/s"
-        )
+        done = f"{self._outcomes.total()} done{failed}"
+        results, rate = _results(self._results), f"{self._rate(now):.1f} requests/s"
+        lines = [
+            f"{stages} | {done}, {results} | {rate}",
+            f"{counts} | {done}, {results} | {rate}",
+            f"{counts} | {done}",
+            done,
+        ]
+        return next((line for line in lines if len(line) <= width), done[:width])
 
     def fields(self, now: float) -> dict[str, int | float]:
         """The summary as plain data."""
@@ -78,13 +86,18 @@ class Progress:
         told = self.fields(now)
         outcomes = ", ".join(f"{told[name]} {name}" for name in ("finished", "failed", "aborted"))
         pace = f"{told['seconds']} s, {told['requests_per_s']} requests/s"
-        return f"requests: {outcomes}; {told['results']} results in {pace}"
-
-    def _short(self, label: str) -> str:
-        stage, _, replica = label.rpartition("/")
-        alone = sum(other.rpartition("/")[0] == stage for other in self._states) == 1
-        return stage if alone and replica == "0" else label
+        return f"requests: {outcomes}; {_results(self._results)} in {pace}"
 
     def _rate(self, now: float) -> float:
         # A clock may stand still for a short run.
         return self._outcomes.total() / max(now - self._began, 1e-3)
+
+
+def _short(label: str, states: Mapping[str, str]) -> str:
+    stage, _, replica = label.rpartition("/")
+    alone = sum(other.rpartition("/")[0] == stage for other in states) == 1
+    return stage if alone and replica == "0" else label
+
+
+def _results(count: int) -> str:
+    return "1 result" if count == 1 else f"{count} results"

@@ -26,10 +26,10 @@ class Screen:
     """Write text to standard error; a context manager that takes the live line away at the end.
 
     Args:
-        live_line: makes the live line; None for no live line.
+        live_line: makes the live line, of so many characters at most; None for no live line.
     """
 
-    def __init__(self, live_line: Callable[[], str] | None) -> None:
+    def __init__(self, live_line: Callable[[int], str] | None) -> None:
         self._live_line = live_line
         # Reentrant, for what is logged while `aside` holds it.
         self._changed = threading.Condition(threading.RLock())
@@ -87,7 +87,7 @@ class Screen:
         self._is_dirty = False
         assert self._live_line is not None  # noqa: S101 (there is no painter otherwise)
         # One column less: a terminal may wrap as soon as the last one is filled.
-        self._put(_ERASE + self._live_line()[: _width() - 1])
+        self._put(_ERASE + self._live_line(_width() - 1))
         self._is_shown = True
 
     def _erase(self) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import termios
 from typing import TYPE_CHECKING
 
 import pytest
@@ -154,3 +155,48 @@ def test_a_live_line_on_a_terminal(results_too: bool) -> None:
     assert all(re.match(r"\d{4}-\d\d-\d\dT[\d:.]+Z \[info     \] stage_\w+ ", line) for line in logs)
     assert shown[-2].startswith("requests: 5 finished, 0 failed, 0 aborted; 20 results in ")
     assert shown[-1] == ""
+
+
+def test_a_live_line_on_a_narrow_terminal() -> None:
+    """On 20 columns it still tells what was done, and never wraps."""
+    master, slave = os.openpty()
+    termios.tcsetwinsize(slave, (10, 20))
+    with Command("--config", COUNTDOWN, "--serve", "--log-level", "error", stderr=slave) as command:
+        os.close(slave)
+        screen = Lines(master)
+        screen.wait_text("2 ready | 5 done")
+        command.process.terminate()
+        assert command.finish() == 143
+        screen.join()
+    frames = screen.text().split(ERASE)
+    assert [frame for frame in frames if len(frame) > 19] == []
+    assert frames[-1] == ""
+
+
+def test_no_live_line_among_what_is_typed() -> None:
+    """Where requests are typed on the terminal nothing is drawn between the keys."""
+    master, slave = os.openpty()
+    launcher = ("sh", "-c", 'exec "$@" <&2', "sh")
+    with Command("--config", COUNTDOWN, "--input", "-", stderr=slave, launcher=launcher) as command:
+        os.close(slave)
+        screen = Lines(os.dup(master))
+        screen.wait(lambda line: b"pipeline_ready" in line)
+        with os.fdopen(master, "wb", buffering=0) as keys:
+            keys.write(lines({"id": "typed", "data": 1}))
+            command.output(id="typed", outcome="finished")
+            keys.write(b"\x04")
+            assert command.finish() == 0
+        screen.join()
+    assert "\x1b[2K" not in screen.text()
+
+
+def test_a_terminal_that_knows_no_escape_sequences() -> None:
+    """With TERM=dumb there are neither colours nor a live line."""
+    master, slave = os.openpty()
+    with Command("--config", COUNTDOWN, stderr=slave, env={"TERM": "dumb"}) as command:
+        os.close(slave)
+        screen = Lines(master)
+        assert command.finish() == 0
+        screen.join()
+    assert "\x1b" not in screen.text()
+    assert "pipeline_ready" in screen.text()

@@ -222,7 +222,7 @@ def test_injections() -> None:
 def test_the_live_line_and_the_summary() -> None:
     """States come from log events, counts from results and outcomes, rates from the time since all were ready."""
     progress = Progress(0.0)
-    assert progress.live_line(1.0).startswith("starting | 0 done")
+    assert progress.live_line(1.0, 80).startswith("starting | 0 done")
     for replica in (0, 1):
         assert progress.on_log({"event": "stage_spawned", "stage": "asr", "replica": replica}, 1.0)
     progress.on_log({"event": "stage_ready", "stage": "asr", "replica": 1}, 2.0)
@@ -231,10 +231,33 @@ def test_the_live_line_and_the_summary() -> None:
     progress.on_event(Result("r", "asr", [0], None))
     progress.on_event(Outcome("r", "finished", None))
     progress.on_event(Outcome("q", "failed", "no"))
-    line = "asr/0 starting asr/1 ready | 2 done (1 failed), 1 results | 0.5 requests/s"
-    assert progress.live_line(6.0) == line
-    summary = "requests: 1 finished, 1 failed, 0 aborted; 1 results in 4.0 s, 0.5 requests/s"
+    line = "asr/0 starting asr/1 ready | 2 done (1 failed), 1 result | 0.5 requests/s"
+    assert progress.live_line(6.0, len(line)) == line
+    summary = "requests: 1 finished, 1 failed, 0 aborted; 1 result in 4.0 s, 0.5 requests/s"
     assert progress.summary(6.0) == summary
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (80, "asr ready tts ready vad starting | 3 done (1 failed), 2 results | 1.5 requests/s"),
+        (79, "2 ready 1 starting | 3 done (1 failed), 2 results | 1.5 requests/s"),
+        (65, "2 ready 1 starting | 3 done (1 failed)"),
+        (37, "3 done (1 failed)"),
+        (10, "3 done (1 "),
+        (0, ""),
+    ],
+)
+def test_the_live_line_of_a_narrow_terminal(width: int, line: str) -> None:
+    """Where not everything fits, what was done is told before the states of stages."""
+    progress = Progress(0.0)
+    for stage, event in (("asr", "stage_ready"), ("tts", "stage_ready"), ("vad", "stage_spawned")):
+        progress.on_log({"event": event, "stage": stage, "replica": 0}, 0.0)
+    for outcome in (Outcome("r", "finished", None), Outcome("s", "finished", None), Outcome("q", "failed", "no")):
+        progress.on_event(outcome)
+    for _ in range(2):
+        progress.on_event(Result("r", "asr", [0], None))
+    assert progress.live_line(2.0, width) == line
 
 
 def test_stop_raises_only_where_it_was_told_to() -> None:
