@@ -6,7 +6,6 @@ covers a start that is interrupted half-way, and a manager that is dropped witho
 
 from __future__ import annotations
 
-import atexit
 import multiprocessing
 import multiprocessing.util
 import os
@@ -70,10 +69,6 @@ class StageProcManager:
             self.stops,
             os.getpid(),
         )
-        # Of our own: finalize's hook stands since the first finalizer of the process, perhaps before multiprocessing's,
-        # which would wait for the stages first.
-        self._finalizer.atexit = False
-        atexit.register(self._finalizer)
 
     def start(self) -> None:
         """Spawn every stage.
@@ -117,7 +112,6 @@ class StageProcManager:
         """End every process: terminate, wait `shutdown_timeout_s` for all of them together, kill. Do it once."""
         with self._closing:
             self._finalizer()
-            atexit.unregister(self._finalizer)
 
     def __enter__(self) -> Self:
         self.start()
@@ -146,6 +140,9 @@ class StageProcManager:
         )
         with _spawn_lock, _signals_blocked(), _main_hidden():
             process.start()
+            # Ours alone: multiprocessing would join it at exit, which a forked copy of us cannot, and any other thread
+            # that starts a process of its own could reap it before us.
+            multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # noqa: SLF001
             pid = process.pid
             assert pid is not None  # noqa: S101 (set by start)
             try:

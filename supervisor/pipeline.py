@@ -90,7 +90,7 @@ class Pipeline:
         core = Core(self._config, self._report_dir, self._injections, self._stop_fd)
         self._core_or_none = core
         self._finalizer = weakref.finalize(self, _close_elsewhere, core)
-        # At exit it is `atexit` that closes, while everything still stands (see `manager`).
+        # At exit it is `atexit` that closes, on the main thread: no other one can be started any more.
         self._finalizer.atexit = False
         atexit.register(core.close)
         log.info("pipeline_ready", name=self._config.name, startup_s=round(time.monotonic() - began, 3))
