@@ -35,29 +35,42 @@ class Undertaker:
         self._monitor = monitor
         self._switchboard = switchboard
         self._reporter = reporter
+        self._heard: list[StageProc] = []
 
     def bury(self) -> None:
         """Report each death, the first one as the cause of the others; then stop what is left."""
         deadline = time.monotonic() + self._manager.config.shutdown_timeout_s
         first = _first_of(self._monitor.dying)
         evidence = self._examine(first, deadline)
+        for other in self._monitor.dying:
+            if self._monitor.finding(other) is None:
+                self._hear_out(other)  # now: what it said is for requests that are about to fail
         report = self._switchboard.lose(partial(build_report, evidence, collateral_of=None))
         self._reporter.publish(report)
-        # Who else has died by now was not asked to either.
-        self._monitor.poll(0)
-        for proc in self._manager.procs:
-            if proc is not first and (proc in self._monitor.dying or has_failed(proc)):
-                self._reporter.publish(build_report(self._examine(proc, deadline), [], first.label))
+        reported = [first]
+        while (proc := self._next_failed(reported)) is not None:
+            reported.append(proc)
+            self._reporter.publish(build_report(self._examine(proc, deadline), [], first.label))
         self._manager.close()
+
+    def _next_failed(self, reported: list[StageProc]) -> StageProc | None:
+        """Somebody who has failed without being asked to end; an examination takes time, so ask again after each."""
+        self._monitor.poll(0)
+        others = [proc for proc in self._manager.procs if proc not in reported]
+        return next((proc for proc in others if proc in self._monitor.dying or has_failed(proc)), None)
 
     def _examine(self, proc: StageProc, deadline: float) -> Evidence:
         if (finding := self._monitor.finding(proc)) is not None:
             return convict(proc, "hung", finding)
-        said = self._switchboard.last_words.get(proc.label)
-        if said is None:
+        return examine(proc, self._hear_out(proc), deadline, self._manager.stops)
+
+    def _hear_out(self, proc: StageProc) -> str | None:
+        """Read all that a process has sent, up to its `fatal`, if it said one; the error text of that."""
+        words = self._switchboard.last_words
+        if proc.label not in words and proc not in self._heard:
+            self._heard.append(proc)  # once: the end of a connection is told once, a second drain would wait for it
             self._monitor.drain(proc)
-            said = self._switchboard.last_words.get(proc.label)
-        return examine(proc, said, deadline, self._manager.stops)
+        return words.get(proc.label)
 
 
 def _first_of(dying: list[StageProc]) -> StageProc:
