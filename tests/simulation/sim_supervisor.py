@@ -1,0 +1,206 @@
+"""The supervisor of a simulated pipeline: its real parts, put together over simulated stages, sockets and time."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from sim_watch import Watch, WatchedCall, WatchedOutbox, WatchedSwitchboard
+from sim_wires import Clock, Inlet, Kernel, Router, Zmq
+
+from stage import recorded_engine
+from supervisor import core as core_module
+from supervisor import hang_watch, monitor, outbox, switchboard, turns, undertaker
+from supervisor.core import Core
+from supervisor.lifecycle import Event
+from supervisor.monitor import Monitor
+from supervisor.report import Evidence
+from supervisor.reporter import Reporter
+from supervisor.turns import Turns
+from supervisor.undertaker import Undertaker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sim_stage import SimulatedStage
+    from sim_world import World
+
+    from supervisor.config import PipelineConfig
+    from supervisor.report import Cause, StageDeathReport
+
+
+class Manager:
+    """Stands in for `StageProcManager`: ends the simulated processes."""
+
+    def __init__(self, world: World, config: PipelineConfig, procs: list[SimulatedStage]) -> None:
+        self.config = config
+        self.procs = procs
+        self.stops = SimpleNamespace(add=lambda times: world.note("supervisor", f"is asked to stop ({times})"))
+        self.owed: list[str] = []
+        """Stages whose death could be seen when the others were asked to stop: each needs a report."""
+        self._world = world
+        self._closed = False
+
+    def hurry(self) -> None:
+        """Nobody hurries a history."""
+
+    def close(self) -> None:
+        """Terminate, wait, kill."""
+        if self._closed:
+            return
+        self._closed = True
+        self._world.note("supervisor", "stops the stages")
+        self.owed = [proc.label for proc in self.procs if proc.is_seen_dead]
+        alive = [proc for proc in self.procs if not proc.has_ended]
+        for proc in alive:
+            proc.terminate()
+        self._world.wait(lambda: all(proc.is_seen_dead for proc in alive), self._world.now + 0.02)
+        for proc in alive:
+            proc.die(-9)
+            if not proc.has_ended:
+                proc.move(Event.EXIT)
+
+
+class FilingReporter(Reporter):
+    """A reporter that keeps what it publishes."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.reports: list[StageDeathReport] = []
+
+    def publish(self, report: StageDeathReport) -> None:
+        self.reports.append(report)
+        super().publish(report)
+
+
+class Supervisor:
+    """A real `Core` whose processes, sockets and threads are simulated.
+
+    Args:
+        world: what it runs in.
+        kernel: has the descriptors.
+        config: of the pipeline.
+        stages: its processes, all READY.
+        watch: looks on.
+    """
+
+    def __init__(
+        self, world: World, kernel: Kernel, config: PipelineConfig, stages: list[SimulatedStage], watch: Watch
+    ) -> None:
+        procs: Any = stages
+        self.stop_fd = kernel.eventfd()
+        self.manager = Manager(world, config, stages)
+        self.reporter = FilingReporter()
+        box = WatchedOutbox(Router({stage.label.encode(): stage.to for stage in stages}))
+        self.switchboard = WatchedSwitchboard(config, box, watch)
+        core = self.core = Core.__new__(Core)
+        pulls: Any = {stage.label: Inlet(stage.back) for stage in stages}
+        on_message, give_up = self.switchboard.on_message, self.switchboard.give_up
+        hangs = core_module._watch_for_hangs(config, procs, box)
+        self.monitor = Monitor(procs, pulls, on_message, give_up, self.stop_fd, core._stop, hangs)
+        self.switchboard.monitor = self.monitor
+        self.turns = Turns(self.monitor, box, self.switchboard.lock)
+        away: Any = SimpleNamespace(
+            wait=lambda timeout: world.wait(lambda: self.turns.over, world.now + timeout), set=bool
+        )
+        self.turns._away = away
+        manager: Any = self.manager
+        self.undertaker = Undertaker(manager, self.monitor, self.switchboard, self.reporter)
+        parts = {
+            "manager": manager,
+            "switchboard": self.switchboard,
+            "turns": self.turns,
+            "_monitor": self.monitor,
+            "_undertaker": self.undertaker,
+            "_closing": threading.Lock(),
+            "_closed": False,
+            "_owner_pid": os.getpid(),
+            "_thread": SimpleNamespace(join=bool),
+            "_opened": ExitStack(),
+        }
+        vars(core).update(parts)
+        core._opened.callback(manager.close)
+
+    def watch_stages(self) -> None:
+        """Do what the background thread does, until a stage is dying or the pipeline closes."""
+        core_module._watch(self.turns, self.monitor, self.switchboard, self.undertaker)
+
+    def begin_close(self) -> None:
+        """Do what another thread does first that closes the pipeline: then it waits for the background thread."""
+        self.switchboard.close("the pipeline is closed")
+        self.turns.end()
+
+
+class Autopsy:
+    """Stands in for the two ways of `supervisor.autopsy` to an end and its evidence."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def examine(self, proc: SimulatedStage, said: str | None, deadline: float, _stops: Any) -> Evidence:
+        """Wait for the end, or kill."""
+        self._world.wait(lambda: proc.is_seen_dead, deadline)
+        return self._gather(proc, said, None)
+
+    def convict(self, proc: SimulatedStage, verdict: Cause, finding: str) -> Evidence:
+        """Kill."""
+        self._world.note("supervisor", f"convicts {proc.label}: {finding}")
+        self._world.expect(proc.is_stuck, f"{proc.label} is taken for {verdict}, and works: {finding}")
+        proc.was_convicted = True
+        return self._gather(proc, finding, verdict)
+
+    def _gather(self, proc: SimulatedStage, said: str | None, verdict: Cause | None) -> Evidence:
+        if not proc.wait_end(0):
+            proc.die(-9)
+            proc.exit_code = proc.status
+            proc.move(Event.EXIT)
+        return Evidence(
+            stage=proc.stage,
+            replica=proc.replica,
+            pid=proc.pid,
+            exit_code=proc.exit_code,
+            box=proc.read_box(),
+            said=said,
+            verdict=verdict,
+            stacks=None,
+            oom_kills=None,
+            uptime_s=1.0,
+            log_tail=[],
+            log_path="log",
+        )
+
+
+@contextmanager
+def installed(world: World, kernel: Kernel) -> Iterator[None]:
+    """Let the supervisor's modules see the simulated zmq, kernel, clock and autopsy meanwhile."""
+    clock = Clock(world)
+
+    autopsy = Autopsy(world)
+    WatchedCall.world = world
+    seams: list[tuple[Any, str, Any]] = [
+        (monitor, "zmq", Zmq(world, kernel)),
+        (monitor, "os", kernel),
+        (monitor, "time", clock),
+        (outbox, "monotonic", clock.monotonic),
+        (switchboard, "Call", WatchedCall),
+        (turns, "time", clock),
+        (undertaker, "time", clock),
+        (undertaker, "examine", autopsy.examine),
+        (undertaker, "convict", autopsy.convict),
+        (hang_watch, "time", clock),
+        (hang_watch, "view_cells", lambda cells: cells),
+        (recorded_engine, "monotonic_ns", clock.monotonic_ns),
+        (logging.getLogger("supervisor"), "disabled", True),
+    ]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in seams]
+    for owner, name, value in seams:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
