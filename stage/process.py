@@ -148,12 +148,15 @@ def _serve(boot: Boot, box: BlackBox, signals: StopSignals) -> bool:
             signals.hand_over(loop)
             record_fatal = partial(_record_fatal, box, loop)
             output = _start_threads(boot, init, context, box, input_queue, output_queue, record_fatal)
-            ending.callback(_flush, output_queue, output, init.flush_timeout_s)
+            ending.callback(_flush, output_queue, output, init.shutdown_timeout_s / 2)
         if init.injection is not None:
             arm(init.injection, partial(_fail, input_queue))
         # What is loaded by now stays: the collector need not walk through it again and again.
         gc.freeze()
         loop.run()
+        # The supervisor need not know that we end: an engine whose shutdown hangs would leave us mute and alive. So C
+        # code ends us, which needs no interpreter lock, later than the supervisor would do it.
+        faulthandler.dump_traceback_later(init.shutdown_timeout_s + _CLOSE_S, exit=True)
         record_fatal()
         box.enter("stopping")
     return loop.error is None
@@ -212,7 +215,7 @@ def _start_threads(
         output_queue,
         input_queue,
         record_fatal,
-        init.flush_timeout_s,
+        init.shutdown_timeout_s / 2,
         init.max_payload_bytes,
     )
     reading = IOThread("input", fit_name(name, "-input"), take, partial(on_death, "input"))

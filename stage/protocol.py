@@ -117,7 +117,7 @@ class Init(msgspec.Struct, tag="INIT"):
         import_path: directories to look for the engine in, first ones first.
         input_address: endpoint that the input thread connects to.
         output_address: endpoint that the output thread connects to.
-        flush_timeout_s: how long the last messages may take to leave when the stage ends.
+        shutdown_timeout_s: how long the stage may take to end.
         watched: True if the supervisor watches for calls that hang.
         max_payload_bytes: the size from which on an output, or the result of a utility, is not sent.
         injection: a fault to act out, or None.
@@ -130,7 +130,7 @@ class Init(msgspec.Struct, tag="INIT"):
     import_path: list[str]
     input_address: str
     output_address: str
-    flush_timeout_s: float
+    shutdown_timeout_s: float
     watched: bool
     max_payload_bytes: int
     injection: Injection | None

@@ -7,8 +7,6 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import psutil
-
 from stage.errors_text import fit_text
 from stage.stacks import STACKS_SIGNAL
 from supervisor.report import Evidence
@@ -55,7 +53,7 @@ def convict(proc: StageProc, verdict: Cause, finding: str) -> Evidence:
     """
     box = proc.read_box()  # as it is before we do anything to it
     stacks = None
-    if is_stopped(proc.pid):
+    if proc.is_stopped():
         finding += "; it was stopped by a signal (SIGSTOP or the like), and has not been continued"
     elif box.phase != "spawned":  # it does not know the signal before it has begun
         stacks = _dump_stacks(proc)
@@ -67,14 +65,6 @@ def convict(proc: StageProc, verdict: Cause, finding: str) -> Evidence:
 def has_failed(proc: StageProc) -> bool:
     """True if a process has ended, or is about to by an error of its own."""
     return proc.wait_end(0) or proc.read_box().error is not None
-
-
-def is_stopped(pid: int) -> bool:
-    """True if a signal has stopped the process."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    except psutil.Error:
-        return False
 
 
 def _dump_stacks(proc: StageProc) -> str | None:

@@ -63,15 +63,19 @@ class StageWatch:
         if cells.call and cells.call != _UTILITY:
             return self._left(now, max(cells.since_s, floor), f"{CALLS[cells.call]}() has run")
         unhandled = self.sent - cells.handled
-        if unhandled <= 0 or cells.call == _UTILITY:
+        if unhandled <= 0 and not cells.in_hand:
             self._waiting = None
-            if unhandled <= 0 and not cells.in_hand:
-                return self._rest()
-            return self.timeout_s
-        if self._waiting != cells[:2]:
+            return self._rest()
+        if cells.call == _UTILITY or self._waiting != cells[:2]:
             self._waiting, self._waiting_since = cells[:2], now
-        what = "a message has" if unhandled == 1 else f"{unhandled} messages have"
-        return self._left(now, max(self._waiting_since, floor), f"{what} not been handled")
+        since = max(self._waiting_since, floor)
+        if unhandled > 0:
+            what = "a message has" if unhandled == 1 else f"{unhandled} messages have"
+            return self._left(now, since, f"{what} not been handled")
+        # Its engine may wait for good reasons; a stopped one does not.
+        if now - since >= self.timeout_s and not self.proc.is_stopped():
+            self._waiting_since = since = now
+        return self._left(now, since, "nothing has moved")
 
     def close(self) -> None:
         """Let go of the black box."""

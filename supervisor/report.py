@@ -187,7 +187,7 @@ def build_report(evidence: Evidence, requests_lost: list[str], collateral_of: st
         cause = "signal" if died_of_signal else "exit"
     error_type, message, traceback = None, evidence.said, None
     if evidence.box.signal and message is None:
-        message = f"it ended in order after a {_signal_name(evidence.box.signal)} that the supervisor did not send"
+        message = f"it was asked to end by a {_signal_name(evidence.box.signal)} that the supervisor did not send"
     if evidence.verdict is not None:
         traceback = evidence.stacks
     elif error is not None:

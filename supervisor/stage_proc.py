@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
+import psutil
 
 from stage.black_box import BlackBoxRecord, read_black_box
 from stage.sockets import milliseconds
@@ -95,6 +96,13 @@ class StageProc:
                 if not self.has_ended:
                     self._confirm_end()
         return self.has_ended
+
+    def is_stopped(self) -> bool:
+        """True if a signal has stopped it, SIGSTOP or the like."""
+        try:
+            return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            return False
 
     def terminate(self) -> None:
         """Ask it to end."""

@@ -177,7 +177,7 @@ class _Startup:
             import_path=list(config.import_path),
             input_address=self._transport.input_address,
             output_address=self._transport.output_addresses[proc.label],
-            flush_timeout_s=config.shutdown_timeout_s / 2,
+            shutdown_timeout_s=config.shutdown_timeout_s,
             watched=stage.step_timeout_s is not None,
             max_payload_bytes=config.max_request_bytes,
             injection=self._injections.get(proc.label),

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("logs_may_stay")
         ("a/0:raise@step=1", "injected by --inject"),
         ("a:raise@0.01s", "injected by --inject"),
         ("a:sigkill@0s", "killed by SIGKILL"),
-        ("a:sigterm@0s", "it ended in order after a SIGTERM that the supervisor did not send"),
+        ("a:sigterm@0s", "it was asked to end by a SIGTERM that the supervisor did not send"),
     ],
 )
 def test_an_injected_death(tmp_path: Path, fault: str, cause: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from engines_for_tests import Echo
-from harness import HANG_S, Events, data_of, fault, pipeline_config, stage, watching
+from harness import HANG_S, Announcements, Events, data_of, fault, pid_of, pipeline_config, stage, watching
 
 from stage import Output
 from supervisor import Pipeline, RequestFailedError, StageDeathReport, StartupError
@@ -184,3 +184,18 @@ def test_stage_that_ends_badly_while_it_stops(events: Events) -> None:
     assert (event["stage"], event["exit_code"], event["error_type"]) == ("faulty", 1, "RuntimeError")
     assert event["error_message"] == "boom in shutdown"
     assert (pipeline.died, events.of("stage_died")) == (None, [])
+
+
+def test_mute_and_alive(announcements: Announcements) -> None:
+    """A stage that a foreign SIGTERM has ended, and whose shutdown never returns, ends all the same."""
+    faulty = fault("shutdown", "block", announce=announcements.path)
+    with Pipeline(pipeline_config(faulty, shutdown_timeout_s=0.5)) as pipeline:
+        os.kill(pid_of(pipeline, "faulty"), signal.SIGTERM)
+        assert announcements.wait().startswith("shutdown")
+        with pytest.raises(RequestFailedError) as caught:
+            pipeline.submit("x").result(HANG_S)
+    report = caught.value.report
+    assert report is not None
+    assert (report.cause, report.exit_code) == ("exit", 1)
+    assert "SIGTERM that the supervisor did not send" in str(report.error_message)
+    assert any("in shutdown" in line for line in report.log_tail)
