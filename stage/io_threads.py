@@ -233,7 +233,8 @@ def _encode_output(out: Any, frames: list[Any], input_queue: SimpleQueue[Message
         return End(request_id) if finished else None
     try:
         payload = encode(data)
-        check_size(payload, max_bytes, "an output of the engine")
+        if payload.frames or len(payload.body) > max_bytes:
+            check_size(payload, max_bytes, "an output of the engine")
     except (EncodeError, TooLargeError) as exc:
         input_queue.put(("ABORT", (request_id,)))
         return Refused(request_id, f"an output of the engine {exc}" if isinstance(exc, EncodeError) else str(exc))

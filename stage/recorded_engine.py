@@ -10,7 +10,6 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from stage.black_box import CALL, CALL_SINCE, CALLS, HANDLED, IN_HAND, STEPS
-from stage.engine import Output
 from stage.injection import FaultyStep
 
 if TYPE_CHECKING:
@@ -64,16 +63,27 @@ class RecordedEngine:
         outputs = self._step()
         if outputs is None:
             raise TypeError("step() returned None: it must return its Outputs, an empty list if there are none")
-        return self._passed_on(outputs)
+        if not isinstance(outputs, list | tuple):
+            return self._passed_on(outputs)
+        self._account_for(outputs)
+        return outputs
 
     def _passed_on(self, outputs: Iterable[Any]) -> Iterator[Any]:
-        """Account for the outputs on their way; a generator of the engine's does its work here, within the step."""
-        cells, in_hand = self._cells, self._in_hand
+        """A generator of the engine's does its work while it is read: that is within the step."""
+        passed = []
         for output in outputs:
-            # What is no proper Output is told by the output thread, in better words.
-            if isinstance(output, Output) and output.finished and isinstance(output.request_id, str):
-                in_hand.discard(output.request_id)
+            passed.append(output)
             yield output
+        self._account_for(passed)
+
+    def _account_for(self, outputs: Sequence[Any]) -> None:
+        cells, in_hand = self._cells, self._in_hand
+        try:
+            for output in outputs:
+                if output[2]:
+                    in_hand.discard(output[0])
+        except (TypeError, IndexError, KeyError):
+            pass  # no `Output`, which the output thread tells in better words
         cells[IN_HAND] = len(in_hand)
         cells[CALL] = 0
 
