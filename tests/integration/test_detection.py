@@ -9,7 +9,20 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import HANG_S, Announcements, Events, data_of, fault, pid_of, pipeline_config, readable, stage, watching
+from harness import (
+    HANG_S,
+    Announcements,
+    Events,
+    data_of,
+    ended,
+    fault,
+    in_thread,
+    pid_of,
+    pipeline_config,
+    readable,
+    stage,
+    watching,
+)
 
 from supervisor import Pipeline, RequestAbortedError, RequestFailedError, StageDeathReport, StartupError
 
@@ -100,18 +113,17 @@ def test_polite_end_of_a_start(events: Events, point: str, action: str) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_signal_while_an_engine_is_built(events: Events, announcements: Announcements, signum: signal.Signals) -> None:
+def test_signal_while_an_engine_is_built(announcements: Announcements, signum: signal.Signals) -> None:
     """A signal that nobody asked for ends a stage that is starting; the report names it."""
     config = pipeline_config(stage("fine"), fault("init", "block", announce=announcements.path))
 
-    def strike(_event: object) -> None:
-        pid = int(announcements.wait().removeprefix("init "))
-        os.kill(pid, signum)
+    def strike() -> None:
+        os.kill(int(announcements.wait().removeprefix("init ")), signum)
 
-    # `fine` says READY while `faulty` is being built, or before.
-    events.react("stage_ready", strike)
+    striker = in_thread(strike)
     with pytest.raises(StartupError, match=signum.name) as caught, Pipeline(config):
         pytest.fail("it became ready")
+    assert ended(striker)
     report = caught.value.report
     assert (report.stage, report.cause, report.exit_code) == ("faulty", "exit", 0)
 
