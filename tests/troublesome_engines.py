@@ -285,3 +285,17 @@ class Talker(Echo):
         ((request_id, total),) = self.todo.items()
         self.todo.clear()
         return [Output(request_id, number, number == total - 1) for number in range(total)]
+
+
+class Cleaner(Echo):
+    """Is never built, and cleans up after itself when that is cut off: tells `cleaning`, waits, tells `cleaned`."""
+
+    def __init__(self, announce_to: str, trigger: str) -> None:
+        super().__init__()
+        try:
+            announce(announce_to, f"building {os.getpid()}")
+            threading.Event().wait()
+        finally:
+            announce(announce_to, "cleaning")
+            Path(trigger).read_bytes()
+            announce(announce_to, "cleaned")

@@ -7,10 +7,13 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from harness import HANG_S, TESTS, Announcements, watching
+from harness import HANG_S, TESTS, Announcements, ended, in_thread, pipeline_config, stage, watching
+
+from supervisor import Pipeline, StartupError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,3 +91,25 @@ def test_terminal_interrupt_reaches_no_stage_at_work(announcements: Announcement
         os.killpg(process.pid, signal.SIGINT)
         output, _ = process.communicate(timeout=HANG_S)
     assert (process.returncode, output) == (0, "['y'] None\n")
+
+
+def test_second_signal_does_not_cut_off_the_clean_up_of_a_start(announcements: Announcements) -> None:
+    """An engine whose building is cut off by one signal cleans up, though another one comes."""
+    trigger = Path(f"{announcements.path}.trigger")
+    os.mkfifo(trigger)
+    fifos = {"announce_to": announcements.path, "trigger": str(trigger)}
+
+    def strike() -> None:
+        pid = int(announcements.wait().removeprefix("building "))
+        os.kill(pid, signal.SIGTERM)
+        assert announcements.wait() == "cleaning"
+        os.kill(pid, signal.SIGINT)
+        trigger.write_bytes(b"")
+
+    striker = in_thread(strike)
+    cleaner = stage("cleaner", "troublesome_engines:Cleaner", args=fifos)
+    with pytest.raises(StartupError, match=r"SIGTERM|SIGINT"), Pipeline(pipeline_config(cleaner)):
+        pytest.fail("it became ready")
+    trigger.unlink()
+    assert ended(striker)
+    assert announcements.wait() == "cleaned"
