@@ -23,6 +23,9 @@ from stage.protocol import ErrorRecord
 if TYPE_CHECKING:
     from types import TracebackType
 
+_traceback_of = BaseException.__dict__["__traceback__"].__get__
+_module_of, _qualname_of = (type.__dict__[name].__get__ for name in ("__module__", "__qualname__"))
+
 PHASES = ("spawned", "hello", "import", "init", "io", "ready", "stopping")
 
 CALLS = ("", "add", "abort", "step", "utility")
@@ -138,7 +141,8 @@ class BlackBox:
     def record_error(self, cause: str, exc: BaseException) -> ErrorRecord:
         """Record `exc` unless an earlier error stands here: the first failure is the cause."""
         kind = type(exc)
-        exc.__traceback__ = _from_engine(exc.__traceback__)
+        # Past the exception's own class, which may let nothing be set (a frozen dataclass), or raise.
+        BaseException.with_traceback(exc, _from_engine(_traceback_of(exc)))
         record = ErrorRecord(cause, self.phase, _qualified_name(kind), safe_str(exc), traceback_text(exc))
         with self._lock:  # the busy loop and an IO thread may fail together
             if not self.has_error:
@@ -159,5 +163,6 @@ def _from_engine(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def _qualified_name(kind: type) -> str:
-    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    # Past a metaclass with attributes of its own.
+    name = f"{safe_str(_module_of(kind))}.{_qualname_of(kind)}".removeprefix("builtins.")
     return name.encode("utf-8", "replace").decode()[:1000]

@@ -28,6 +28,9 @@ HERE = "Traceback (most recent call last):"
 TOLD = {
     "hostile": Told("troublesome_engines.HostileError", "<HostileError: its str raised KeyboardInterrupt>", HERE, ""),
     "unpicklable": Told("troublesome_engines.UnpicklableError", "cannot travel", HERE, "cannot travel"),
+    "frozen": Told("troublesome_engines.FrozenError", "3", HERE, "FrozenError: 3"),
+    "opaque": Told("troublesome_engines.OpaqueError", "", "OpaqueError()", "its traceback raised RuntimeError"),
+    "nameless": Told("troublesome_engines.NamelessError", "", "NamelessError()", "its traceback raised RuntimeError"),
     "chain": Told("ValueError", "number 1999", "KeyError: 'the very first'", "ValueError: number 1999"),
     "ring": Told("ValueError", "first of the ring", "ValueError: second of the ring", "ValueError: first of the ring"),
     "hostile cause": Told("ValueError", "visible", "HostileError: <exception str() failed>", "ValueError: visible"),
