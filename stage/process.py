@@ -84,6 +84,8 @@ def run_stage(boot: Boot) -> None:
     # A group of its own: the terminal's SIGINT does not come here, and one killpg reaches all that the engine starts.
     # Not a session: the kernel schedules sessions against each other, which costs a fifth of a round trip.
     os.setpgid(0, 0)
+    # What the terminal sent before that was meant for the supervisor, in whose group we were: it is blocked so far.
+    signal.sigtimedwait([signal.SIGINT], 0)
     _redirect_output(boot.log)
     die_with(boot.lifeline)
     offer_stacks(boot.stacks)

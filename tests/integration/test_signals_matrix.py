@@ -113,3 +113,22 @@ def test_second_signal_does_not_cut_off_the_clean_up_of_a_start(announcements: A
     trigger.unlink()
     assert ended(striker)
     assert announcements.wait() == "cleaned"
+
+
+def test_terminal_interrupt_reaches_no_stage_that_starts(announcements: Announcements) -> None:
+    """Nor does it reach a stage that has no process group of its own yet."""
+    body = (
+        "import logging\n"
+        "signal.signal(signal.SIGINT, lambda *_: None)\n"
+        "class Strike(logging.Handler):\n"
+        "    def emit(self, record):\n"
+        "        if record.event_dict['event'] == 'stage_spawned':\n"
+        "            os.killpg(0, signal.SIGINT)\n"
+        "logging.getLogger('supervisor').addHandler(Strike())\n"
+        "logging.getLogger('supervisor').setLevel(logging.INFO)\n"
+        "with Pipeline(pipeline_config(stage('a'), stage('b'))) as pipeline:\n"
+        "    print(data_of(pipeline.submit('y').result(HANG_S)), pipeline.died)\n"
+    )
+    with script(body, announcements) as process:
+        output, _ = process.communicate(timeout=HANG_S)
+    assert (process.returncode, output) == (0, "['y'] None\n")
