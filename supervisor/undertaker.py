@@ -69,6 +69,8 @@ class Undertaker:
         words = self._switchboard.last_words
         if proc.label not in words and proc not in self._heard:
             self._heard.append(proc)  # once: the end of a connection is told once, a second drain would wait for it
+            # Its group first: a fork of it holds the connection open, whose end ends the draining.
+            proc.wait_end(0)
             self._monitor.drain(proc)
         return words.get(proc.label)
 

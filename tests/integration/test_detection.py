@@ -43,7 +43,7 @@ def kill_and_wait(pipeline: Pipeline, name: str) -> tuple[float, StageDeathRepor
     return time.monotonic() - began, caught.value.report
 
 
-@pytest.mark.parametrize("how", ["none", "Popen", "posix_spawn"])
+@pytest.mark.parametrize("how", ["none", "Popen", "posix_spawn", "os.fork", "multiprocessing"])
 def test_caller_hears_of_a_death_at_once(events: Events, how: str) -> None:
     """A request fails within milliseconds of the death, also if a child of the stage has inherited what tells it."""
     took = []
