@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Self
 
 from stage.black_box import create_black_box
 from stage.process import Boot, run_stage
+from supervisor.autopsy import has_failed
 from supervisor.errors import SpawnError
 from supervisor.guardian import Guardian
 from supervisor.leftovers import sweep
@@ -31,7 +32,7 @@ from supervisor.stage_proc import StageProc, wait_readable
 from supervisor.teardown import StopRequests, shut_down
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from supervisor.config import PipelineConfig
 
@@ -107,6 +108,14 @@ class StageProcManager:
     def hurry(self) -> None:
         """Make a `close` that is under way, or yet to come, kill at once."""
         self.stops.hurry()
+
+    def ask_to_end(self, spared: Collection[StageProc], deadline: float) -> list[StageProc]:
+        """Ask all but `spared` to end, and return them; a `close` that follows waits until `deadline`, no longer."""
+        self.stops.deadline = deadline
+        asked = [proc for proc in self.procs if proc not in spared and not has_failed(proc)]
+        for proc in asked:
+            proc.terminate()
+        return asked
 
     def close(self) -> None:
         """End every process: terminate, wait `shutdown_timeout_s` for all of them together, kill. Do it once."""

@@ -42,6 +42,8 @@ class StopRequests:
         self._hurry_fd: int | None = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._count = 0
         self.hurried = False
+        self.deadline: float | None = None
+        """Until when the processes may take, on the monotonic clock, if that is known before the stop begins."""
 
     def fds(self) -> list[int]:
         """What becomes readable when there is something to `read`."""
@@ -107,7 +109,8 @@ def shut_down(
 def _stop_all(procs: list[StageProc], timeout_s: float, stops: StopRequests) -> None:
     for proc in procs:
         proc.terminate()
-    alive = wait_all(procs, time.monotonic() + timeout_s, stops)
+    deadline = time.monotonic() + timeout_s if stops.deadline is None else stops.deadline
+    alive = wait_all(procs, deadline, stops)
     for proc in alive:
         why = {"reason": "a second request to stop"} if stops.hurried else {"shutdown_timeout_s": timeout_s}
         log.warning("stage_killed", stage=proc.stage, replica=proc.replica, pid=proc.pid, **why)

@@ -35,12 +35,17 @@ class Undertaker:
         self._monitor = monitor
         self._switchboard = switchboard
         self._reporter = reporter
+        self._asked: list[StageProc] = []
         self._heard: list[StageProc] = []
 
     def bury(self) -> None:
         """Report each death, the first one as the cause of the others; then stop what is left."""
         deadline = time.monotonic() + self._manager.config.shutdown_timeout_s
         first = _first_of(self._monitor.dying)
+        if not first.wait_end(0):
+            # It may take all the time there is: the others end meanwhile, so that one deadline is enough.
+            self._monitor.poll(0)
+            self._asked = self._manager.ask_to_end(self._monitor.dying, deadline)
         evidence = self._examine(first, deadline)
         for other in self._monitor.dying:
             if self._monitor.finding(other) is None:
@@ -56,7 +61,7 @@ class Undertaker:
     def _next_failed(self, reported: list[StageProc]) -> StageProc | None:
         """Somebody who has failed without being asked to end; an examination takes time, so ask again after each."""
         self._monitor.poll(0)
-        others = [proc for proc in self._manager.procs if proc not in reported]
+        others = [proc for proc in self._manager.procs if proc not in reported and proc not in self._asked]
         return next((proc for proc in others if proc in self._monitor.dying or has_failed(proc)), None)
 
     def _examine(self, proc: StageProc, deadline: float) -> Evidence:

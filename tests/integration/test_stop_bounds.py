@@ -16,6 +16,7 @@ from harness import (
     Announcements,
     Events,
     ended,
+    fault,
     in_thread,
     pid_of,
     pipeline_config,
@@ -79,6 +80,22 @@ def test_failed_stage_that_lingers(events: Events, announcements: Announcements,
     assert report is not None
     assert (report.cause, report.signal, report.error_type) == ("fatal", "SIGKILL", "ValueError")
     assert len(events.of("stage_died")) == 1
+
+
+def test_one_deadline_for_a_failed_stage_and_the_others(announcements: Announcements) -> None:
+    """A stage that has failed and lingers, and one that ignores SIGTERM, take one deadline together."""
+    timeout_s = 3.0
+    stubborn = fault("never", "raise", name="stubborn", also="ignore_sigterm")
+    config = pipeline_config(lingerer("thread", announcements, "FatalLingerer"), stubborn, shutdown_timeout_s=timeout_s)
+    with Pipeline(config) as pipeline:
+        pipeline.submit("x")
+        # By now it has failed, and is about to hang.
+        assert announcements.wait().startswith("shutdown")
+        began = time.monotonic()
+        pipeline.close()
+        assert time.monotonic() - began < timeout_s + ROOM_S
+    assert pipeline.died is not None
+    assert (pipeline.died.stage, pipeline.died.cause) == ("linger", "fatal")
 
 
 @contextmanager
