@@ -93,7 +93,7 @@ def shut_down(
     if os.getpid() != owner_pid:
         return
     # Also a death that nobody has looked at.
-    keep_logs = any(proc.wait_end(0) for proc in procs)
+    keep_logs = any(proc.wait_end(0) and not proc.excused for proc in procs)
     with signals_hurry(stops.hurry):
         _stop_all([proc for proc in procs if not proc.has_ended], timeout_s, stops)
         _kill_leftovers(run_dir, 0.0 if any(not proc.has_ended for proc in procs) else KILL_WAIT_S)

@@ -41,7 +41,11 @@ class Undertaker:
     def bury(self) -> None:
         """Report each death, the first one as the cause of the others; then stop what is left."""
         deadline = time.monotonic() + self._manager.config.shutdown_timeout_s
-        first = _first_of(self._monitor.dying)
+        excused = [proc for proc in self._monitor.dying if self._excuse(proc)]
+        dying = [proc for proc in self._monitor.dying if proc not in excused]
+        if not dying:
+            return  # whoever asked us to stop is about to close
+        first = _first_of(dying)
         if not first.wait_end(0):
             # It may take all the time there is: the others end meanwhile, so that one deadline is enough.
             self._monitor.poll(0)
@@ -52,11 +56,17 @@ class Undertaker:
                 self._hear_out(other)  # now: what it said is for requests that are about to fail
         report = self._switchboard.lose(partial(build_report, evidence, collateral_of=None))
         self._reporter.publish(report)
-        reported = [first]
+        reported = [first, *excused]
         while (proc := self._next_failed(reported)) is not None:
             reported.append(proc)
             self._reporter.publish(build_report(self._examine(proc, deadline), [], first.label))
         self._manager.close()
+
+    def _excuse(self, proc: StageProc) -> bool:
+        """True if it ended in order by a signal while we were asked to stop: a service manager asks all at once."""
+        stopping = self._switchboard.refusal() is not None and self._switchboard.died is None
+        proc.excused = stopping and proc.wait_end(0) and proc.exit_code == 0 and proc.read_box().signal != 0
+        return proc.excused
 
     def _next_failed(self, reported: list[StageProc]) -> StageProc | None:
         """Somebody who has failed without being asked to end; an examination takes time, so ask again after each."""

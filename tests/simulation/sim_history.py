@@ -202,9 +202,13 @@ class History:
         """See that each death has one report, and that all but the first are laid to the first."""
         world, reports = self.world, self.supervisor.reporter.reports
         labels = [f"{report.stage}/{report.replica}" for report in reports]
-        owed = self.supervisor.manager.owed
+        excused = {stage.label for stage in self.stages if stage.excused}
+        owed = set(self.supervisor.manager.owed) - excused
+        world.expect(not excused & set(labels), f"excused and reported: {excused & set(labels)}")
+        in_order = {stage.label for stage in self.stages if stage.got_signal and stage.status == 0}
+        world.expect(excused <= in_order, f"excused without reason: {excused - in_order}")
         world.expect(len(set(labels)) == len(labels), f"reported twice: {labels}")
-        world.expect(set(owed) <= set(labels), f"died without a report: {set(owed) - set(labels)}")
+        world.expect(owed <= set(labels), f"died without a report: {owed - set(labels)}")
         blamed = [report.collateral_of for report in reports]
         world.expect(blamed == [None, *labels[:1] * len(labels)][: len(labels)], f"{labels} are laid to {blamed}")
         world.expect(self.supervisor.switchboard.died is (reports[0] if reports else None), "`died` is another report")

@@ -94,6 +94,9 @@ class SimulatedStage:
         self._add_threads()
         self._add_wires()
 
+    excused = False
+    """The supervisor's word for one that ended in order while it was itself asked to stop."""
+
     def _add_threads(self) -> None:
         add = self._world.add
         add(f"{self.label} input", self._can_input, self._input)

@@ -15,6 +15,7 @@ from sim_wires import Clock, Inlet, Kernel, Router, Zmq
 from stage import recorded_engine
 from supervisor import core as core_module
 from supervisor import hang_watch, monitor, outbox, switchboard, turns, undertaker
+from supervisor.autopsy import has_failed
 from supervisor.core import Core
 from supervisor.lifecycle import Event
 from supervisor.monitor import Monitor
@@ -43,10 +44,20 @@ class Manager:
         self.owed: list[str] = []
         """Stages whose death could be seen when the others were asked to stop: each needs a report."""
         self._world = world
-        self._closed = False
+        self._closed = self._asked = False
 
     def hurry(self) -> None:
         """Nobody hurries a history."""
+
+    def ask_to_end(self, spared: list[SimulatedStage], deadline: float) -> list[SimulatedStage]:
+        """Terminate all but `spared`."""
+        asked = [proc for proc in self.procs if proc not in spared and not has_failed(proc)]  # type: ignore[arg-type]
+        self._world.note("supervisor", f"asks {len(asked)} stages to stop, until {deadline:.3f}")
+        self.owed = [proc.label for proc in self.procs if proc.is_seen_dead]
+        for proc in asked:
+            proc.terminate()
+        self._asked = True
+        return asked
 
     def close(self) -> None:
         """Terminate, wait, kill."""
@@ -54,7 +65,8 @@ class Manager:
             return
         self._closed = True
         self._world.note("supervisor", "stops the stages")
-        self.owed = [proc.label for proc in self.procs if proc.is_seen_dead]
+        if not self._asked:
+            self.owed = [proc.label for proc in self.procs if proc.is_seen_dead]
         alive = [proc for proc in self.procs if not proc.has_ended]
         for proc in alive:
             proc.terminate()
