@@ -14,6 +14,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fault_actions
+
 from stage import Output, RequestError, io_threads
 
 if TYPE_CHECKING:
@@ -161,12 +163,17 @@ class Unsendable(Echo):
         return object() if name == "unsendable" else super().utility(name, args)
 
 
+HELD = "held"
+"""The last element of a list that a `FaultEngine` never comes to: it holds the request until it is aborted."""
+
+
 class FaultEngine(Split):
     """Split, with a fault.
 
     Args:
         point: when: `init`, `add`, `abort`, `step`, `utility`, `shutdown`, `io` (between the engine's construction
-            and READY) or `idle` (from a thread of its own, when `trigger` is opened for writing).
+            and READY) or `idle` (from a thread of its own, when `trigger` is opened for writing). Who makes one by
+            himself may `reach` points of his own.
         action: what: a key of `ACTIONS`.
         nth: at which time that the point is reached, counted from 1.
         announce: a FIFO that is told `point pid` before the fault, and `shutdown pid` when the engine is shut down.
@@ -225,7 +232,9 @@ class FaultEngine(Split):
 
     def step(self) -> Iterable[Any]:
         self.reach("step")
-        return super().step()
+        outputs = super().step()
+        self.todo = {request_id: data for request_id, data in self.todo.items() if data != [HELD]}
+        return outputs
 
     def utility(self, name: str, args: tuple[Any, ...]) -> Any:
         self.reach("utility")
@@ -326,6 +335,12 @@ ACTIONS: dict[str, Callable[[FaultEngine], object]] = {
     "break_output": lambda _: _break_thread("output"),
     "sleeper": _start_sleeper,
     "sleeper_holding_all": lambda engine: _start_sleeper(engine, close_fds=False),
+    "sleeper_in_session": lambda engine: _start_sleeper(engine, start_new_session=True),
     "fork": _fork_sleeper,
+    "segv": lambda _: fault_actions.crash(),
+    "loop": lambda _: fault_actions.loop(),
+    "loop_in_c": lambda _: fault_actions.loop_in_c(),
+    "garbage": lambda engine: fault_actions.send_garbage(engine.todo),
+    "close_socket": lambda _: fault_actions.close_socket(),
     "print_much": lambda _: sys.stdout.writelines(f"line {number}\n" for number in range(100)),
 }
