@@ -41,15 +41,14 @@ def handshake(context: Context, address: str, hello: Hello, box: BlackBox) -> It
             box.enter("hello")
             _send(socket, hello)
             yield init_decoder.decode(socket.recv())
+            # Entered before it is said: who reads READY may look into the box at once.
+            box.enter("ready")
+            _send(socket, Ready())
         except BootStopped:
             raise
         except BaseException as exc:
             _fail(socket, box, exc)
             raise
-        else:
-            # Entered before it is said: who reads READY may look into the box at once.
-            box.enter("ready")
-            _send(socket, Ready())
 
 
 class BootStopped(SystemExit):

@@ -105,6 +105,8 @@ def run_stage(boot: Boot) -> None:
             # Otherwise the report has it, and the log is left to what the engine printed.
             traceback.print_exc()
         failed = True
+    # On the way out: the interpreter puts our handlers away before it ends, and a signal would then kill the process.
+    signals.ignore()
     if os.getppid() != boot.parent_pid:
         # Orphaned, and asked by the guardian to end: nobody else ends what is left of our group.
         os.killpg(os.getpid(), signal.SIGKILL)

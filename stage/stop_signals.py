@@ -49,6 +49,11 @@ class StopSignals:
         """Let signals in, also those that came before."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
+    def ignore(self) -> None:
+        """Heed no signal any more."""
+        for signum in SIGNALS:
+            signal.signal(signum, signal.SIG_IGN)
+
     def hand_over(self, loop: BusyLoop) -> None:
         """From now on a signal asks `loop` to end, also one that the engine has swallowed while it was built."""
         self._loop = loop

@@ -107,9 +107,10 @@ class StageProc:
             return False
 
     def terminate(self) -> None:
-        """Ask it to end."""
-        self.move(Event.STOP)
-        self.send_signal(signal.SIGTERM)
+        """Ask it to end, once: a second signal would meet an interpreter that has put its handlers away already."""
+        if self.state not in {State.STOPPING, State.DEAD}:
+            self.move(Event.STOP)
+            self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """End it, and its group."""
