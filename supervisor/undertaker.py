@@ -45,7 +45,7 @@ class Undertaker:
         dying = [proc for proc in self._monitor.dying if proc not in excused]
         if not dying:
             return  # whoever asked us to stop is about to close
-        first = _first_of(dying)
+        first = _first_of(dying, self._manager.procs)
         if not first.wait_end(0):
             # It may take all the time there is: the others end meanwhile, so that one deadline is enough.
             self._monitor.poll(0)
@@ -75,7 +75,8 @@ class Undertaker:
         return next((proc for proc in others if proc in self._monitor.dying or has_failed(proc)), None)
 
     def _examine(self, proc: StageProc, deadline: float) -> Evidence:
-        if (finding := self._monitor.finding(proc)) is not None:
+        # What has died, or failed, in a long call did not hang: nobody has looked at it meanwhile.
+        if (finding := self._monitor.finding(proc)) is not None and not has_failed(proc):
             return convict(proc, "hung", finding)
         return examine(proc, self._hear_out(proc), deadline, self._manager.stops)
 
@@ -90,7 +91,9 @@ class Undertaker:
         return words.get(proc.label)
 
 
-def _first_of(dying: list[StageProc]) -> StageProc:
-    """Who failed first: of several that were noticed at once, the order in which they are polled tells nothing."""
-    failed_at = [proc.read_box().error_at for proc in dying]
-    return dying[failed_at.index(min(failed_at))] if all(failed_at) else dying[0]
+def _first_of(dying: list[StageProc], procs: list[StageProc]) -> StageProc:
+    """Who failed first: when a `fatal` was read tells nothing, and an earlier one may not have come yet."""
+    failed_at = {proc: proc.read_box().error_at for proc in procs}
+    if not all(failed_at[proc] for proc in dying):
+        return dying[0]
+    return min((proc for proc in procs if failed_at[proc]), key=failed_at.__getitem__)
