@@ -68,13 +68,16 @@ class RunDir:
         return self.path / f"{stage}-{replica}.stacks"
 
     def remove(self, *, keep_logs: bool) -> None:
-        """Let go of the lifeline, and remove the directory, or all but the logs that explain a death."""
-        if let_go(self.lifeline_fd):
-            os.close(self.lifeline_fd)
-        if not keep_logs:
-            shutil.rmtree(self.path, ignore_errors=True)
-            return
-        with suppress(OSError):  # somebody has been quicker
-            for path in self.path.iterdir():
-                if path.suffix != ".log":
-                    path.unlink(missing_ok=True)
+        """Remove the directory, or all but the logs that explain a death, and let go of the lifeline."""
+        # The lifeline is let go when its name is gone: no sweep may take what is kept for what a dead one has left.
+        try:
+            if not keep_logs:
+                shutil.rmtree(self.path, ignore_errors=True)
+                return
+            with suppress(OSError):  # somebody has been quicker
+                for path in self.path.iterdir():
+                    if path.suffix != ".log":
+                        path.unlink(missing_ok=True)
+        finally:
+            if let_go(self.lifeline_fd):
+                os.close(self.lifeline_fd)
