@@ -105,7 +105,10 @@ class StageWatch:
 
     def _read_once(self) -> _Cells:
         cells = self._cells
-        return _Cells(cells[HANDLED], cells[STEPS], cells[IN_HAND], cells[CALL], cells[CALL_SINCE] / 1e9)
+        call = cells[CALL]
+        if not 0 <= call < len(CALLS):
+            call = 0  # an engine's native code may have written anything there: that is not our end
+        return _Cells(cells[HANDLED], cells[STEPS], cells[IN_HAND], call, cells[CALL_SINCE] / 1e9)
 
 
 class HangWatch:
