@@ -49,9 +49,10 @@ class RecordedEngine:
         self._in_hand.add(request_id)
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Hand an abort to the engine."""
-        self._abort(request_ids)
-        self._in_hand.difference_update(request_ids)
+        """Hand an abort to the engine, unless it asks for nothing (see `io_threads`)."""
+        if request_ids:
+            self._abort(request_ids)
+            self._in_hand.difference_update(request_ids)
 
     def step(self) -> Any:
         """Record the step, then do it."""
@@ -109,8 +110,7 @@ class WatchedEngine(RecordedEngine):
         # What our own output thread asks for comes as a tuple, and is no message of the supervisor's.
         self._begin(_ABORT, handled=isinstance(request_ids, list))
         try:
-            if request_ids:
-                super().abort(request_ids)
+            super().abort(request_ids)
         finally:
             self._end()
 
