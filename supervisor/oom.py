@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_V2 = ("", Path("/sys/fs/cgroup"), "memory.events")
-_V1 = ("memory", Path("/sys/fs/cgroup/memory"), "memory.oom_control")
+_V2 = ("", "sys/fs/cgroup", "memory.events")
+_V1 = ("memory", "sys/fs/cgroup/memory", "memory.oom_control")
 
 
 class OomCounter:
@@ -13,10 +13,11 @@ class OomCounter:
 
     Args:
         pid: the process.
+        root: where `/proc` and `/sys` are.
     """
 
-    def __init__(self, pid: int) -> None:
-        self._file = _counter_file(pid)
+    def __init__(self, pid: int, root: Path = Path("/")) -> None:
+        self._file = _counter_file(pid, root)
         self._before = self._read()
 
     def kills(self) -> int | None:
@@ -37,18 +38,18 @@ class OomCounter:
         return None
 
 
-def _counter_file(pid: int) -> Path | None:
+def _counter_file(pid: int, root: Path) -> Path | None:
     try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        lines = (root / f"proc/{pid}/cgroup").read_text().splitlines()
     except OSError:
         return None
     paths = {
         controller: path for _, names, path in (line.split(":", 2) for line in lines) for controller in names.split(",")
     }
-    for controller, root, name in (_V2, _V1):
+    for controller, place, name in (_V2, _V1):
         if controller in paths:
             # In a container the path may be the host's, and the mount the container's own.
-            for directory in (root / paths[controller].lstrip("/"), root):
+            for directory in (root / place / paths[controller].lstrip("/"), root / place):
                 if (directory / name).exists():
                     return directory / name
     return None
