@@ -87,9 +87,11 @@ def _bears(pid: str, mark: bytes) -> bool:
     if mark in _read(f"/proc/{pid}/environ").split(b"\0"):
         return True
     # What was forked, and runs no other program, shows the environment that its stage began with, as the kernel has
-    # it. But it has the stage's black box in its memory.
-    forked = b"--multiprocessing-fork" in _read(f"/proc/{pid}/cmdline")
-    return forked and mark.partition(b"=")[2] + b"/" in _read(f"/proc/{pid}/maps")
+    # it. But it has the stage's black box in its memory, for writing: the supervisor and its copies read it only.
+    if os.readlink(f"/proc/{pid}/exe") != os.readlink("/proc/self/exe"):  # noqa: PTH115 (see above)
+        return False
+    directory = mark.partition(b"=")[2] + b"/"
+    return any(b" rw-s " in line and directory in line for line in _read(f"/proc/{pid}/maps").splitlines())
 
 
 def _read(path: str) -> bytes:
