@@ -22,9 +22,12 @@ import pytest
 import zmq
 from harness import Announcements, Events
 from hypothesis import settings
+from scripts import script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+__all__ = ["script"]
 
 SETTLE_S = 5.0
 
