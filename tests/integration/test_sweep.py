@@ -123,7 +123,7 @@ def test_many_at_once(events: Events) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def test_symlinks_are_left_alone() -> None:
+def test_symlinks_are_left_alone(events: Events) -> None:
     """A link that looks like a dead directory is not followed, neither itself nor as a lifeline."""
     elsewhere = look_dead(here() / "elsewhere")
     (here() / "stages-1-link").symlink_to(elsewhere)
@@ -131,6 +131,7 @@ def test_symlinks_are_left_alone() -> None:
     (here() / "stages-2-inside" / LIFELINE).symlink_to(elsewhere / LIFELINE)
     sweep(here())
     assert (len(directories()), (elsewhere / "asr-0.log").exists()) == (2, True)
+    assert events.of("run_directory_swept") == []
     (here() / "stages-1-link").unlink()
     shutil.rmtree(here() / "stages-2-inside")
     shutil.rmtree(elsewhere)
