@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from supervisor.stage_proc import StageProc
     from supervisor.switchboard import Switchboard
 
+SETTLE_S = 0.05
+"""How much later than its sentinel the pidfd of a killed process may tell its end."""
+
 
 class Undertaker:
     """Handle the deaths that the monitor has noticed, on a thread that may wait.
@@ -46,7 +49,7 @@ class Undertaker:
         if not dying:
             return  # whoever asked us to stop is about to close
         first = _first_of(dying, self._manager.procs)
-        if not first.wait_end(0):
+        if not first.wait_end(SETTLE_S):
             # It may take all the time there is: the others end meanwhile, so that one deadline is enough.
             self._monitor.poll(0)
             self._asked = self._manager.ask_to_end(self._monitor.dying, deadline)
@@ -65,7 +68,7 @@ class Undertaker:
     def _excuse(self, proc: StageProc) -> bool:
         """True if it ended in order by a signal while we were asked to stop: a service manager asks all at once."""
         stopping = self._switchboard.refusal() is not None and self._switchboard.died is None
-        proc.excused = stopping and proc.wait_end(0) and proc.exit_code == 0 and proc.read_box().signal != 0
+        proc.excused = stopping and proc.wait_end(SETTLE_S) and proc.exit_code == 0 and proc.read_box().signal != 0
         return proc.excused
 
     def _next_failed(self, reported: list[StageProc]) -> StageProc | None:
