@@ -66,7 +66,10 @@ class StageWatch:
         if unhandled <= 0 and not cells.in_hand:
             self._waiting = None
             return self._rest()
-        if cells.call == _UTILITY or self._waiting != cells[:2]:
+        if cells.call == _UTILITY:
+            self._waiting = None  # what waits behind it begins to count when it has ended
+            return self.timeout_s
+        if self._waiting != cells[:2]:
             self._waiting, self._waiting_since = cells[:2], now
         since = max(self._waiting_since, floor)
         if unhandled > 0:
