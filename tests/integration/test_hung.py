@@ -247,29 +247,3 @@ def _switches(pid: int) -> int:
     """Context switches so far, over all threads."""
     lines = [line for task in Path(f"/proc/{pid}/task").glob("*/status") for line in task.read_text().splitlines()]
     return sum(int(line.split()[1]) for line in lines if "ctxt_switches:" in line)
-
-
-def test_killed_in_a_long_step(announcements: Announcements, events: Events) -> None:
-    """A stage that was killed in a long step, while another death was examined, was killed: it did not hang."""
-    trigger, linger = f"{announcements.path}.trigger", f"{announcements.path}.linger"
-    os.mkfifo(trigger)
-    os.mkfifo(linger)
-    args = {"trigger_step": trigger, "linger": linger, "announce": announcements.path}
-    first = stage("first", "engines_that_hang:RaiseWhenTold", args=args)
-    second = {**hangs("step", "block", announce=announcements.path), "inputs": ["split"]}
-    with Pipeline(pipeline_config(stage("split"), first, second)) as pipeline:
-        pipeline.submit(["x"])
-        assert {announcements.wait().split()[0] for _ in range(2)} == {"step"}
-        began = time.monotonic()
-        with watching(pid_of(pipeline, "faulty")) as wait_gone:
-            Path(trigger).write_bytes(b"")
-            assert announcements.wait().startswith("shutdown")
-            os.kill(pid_of(pipeline, "faulty"), signal.SIGKILL)
-            wait_gone()
-        until(lambda: time.monotonic() > began + TIMEOUT_S, "its step has lasted for too long")
-        Path(linger).write_bytes(b"")
-        until(lambda: len(events.of("stage_died")) == 2, "both are reported")
-    causes = {event["stage"]: event["cause"] for event in events.of("stage_died")}
-    assert causes == {"first": "fatal", "faulty": "signal"}
-    Path(trigger).unlink()
-    Path(linger).unlink()

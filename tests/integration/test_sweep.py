@@ -33,6 +33,17 @@ def directories() -> list[Path]:
     return sorted(here().glob("stages-*"))
 
 
+def is_abandoned(path: Path) -> bool:
+    """True once the dead supervisor's guardian has let go of the directory as well."""
+    fd = os.open(path / LIFELINE, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        return not os.read(fd, 1)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+
+
 def look_dead(path: Path) -> Path:
     """Lay out a run directory of a supervisor that is no more."""
     path.mkdir()
@@ -48,6 +59,7 @@ def test_after_sigkill(script: Callable[[str], Script], events: Events) -> None:
         running.process.kill()
         wait_gone()
     (left,) = directories()
+    until(lambda: is_abandoned(left), "nobody holds it")
     with Pipeline(pipeline_config(stage("echo"))) as pipeline:
         assert [str(left)] == [event["path"] for event in events.of("run_directory_swept")]
         assert left not in directories()
@@ -157,6 +169,7 @@ def test_copies_of_the_dead(script: Callable[[str], Script], events: Events) -> 
     with watching(*pids) as wait_gone, watching(copy) as wait_copy_gone:
         running.process.kill()
         wait_gone()
+        until(lambda: is_abandoned(directories()[0]), "nobody holds it")
         with Pipeline(pipeline_config(stage("echo"))):
             assert len(events.of("run_directory_swept")) == 1
         assert psutil.Process(copy).status() == psutil.STATUS_SLEEPING

@@ -52,7 +52,7 @@ class Watched:
 
 def make(path: Path, timeout_s: float = TIMEOUT_S) -> Watched:
     create_black_box(path)
-    proc: Any = SimpleNamespace(box=path)
+    proc: Any = SimpleNamespace(box=path, is_stopped=lambda: False)
     return Watched(BlackBox(path), StageWatch(proc, timeout_s))
 
 
