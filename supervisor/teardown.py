@@ -49,6 +49,11 @@ class StopRequests:
         """What becomes readable when there is something to `read`."""
         return [fd for fd in (self._hurry_fd, self.fd) if fd is not None]
 
+    @property
+    def asked(self) -> bool:
+        """True once the user has asked to stop."""
+        return self._count > 0
+
     def add(self, times: int) -> None:
         """Count what somebody else has read."""
         self._count += times

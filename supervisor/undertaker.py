@@ -47,7 +47,7 @@ class Undertaker:
         excused = [proc for proc in self._monitor.dying if self._excuse(proc)]
         dying = [proc for proc in self._monitor.dying if proc not in excused]
         if not dying:
-            return  # whoever asked us to stop is about to close
+            return  # whoever passes on that we were asked to stop is about to close
         first = _first_of(dying, self._manager.procs)
         if not first.wait_end(SETTLE_S):
             # It may take all the time there is: the others end meanwhile, so that one deadline is enough.
@@ -67,8 +67,8 @@ class Undertaker:
 
     def _excuse(self, proc: StageProc) -> bool:
         """True if it ended in order by a signal while we were asked to stop: a service manager asks all at once."""
-        stopping = self._switchboard.refusal() is not None and self._switchboard.died is None
-        proc.excused = stopping and proc.wait_end(SETTLE_S) and proc.exit_code == 0 and proc.read_box().signal != 0
+        asked = self._manager.stops.asked and proc.wait_end(SETTLE_S)
+        proc.excused = asked and proc.exit_code == 0 and proc.read_box().signal != 0
         return proc.excused
 
     def _next_failed(self, reported: list[StageProc]) -> StageProc | None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from cli_command import Command, lines, write_config
+from harness import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from harness import Announcements
 
@@ -27,7 +28,10 @@ def to_group(command: Command, signum: signal.Signals) -> None:
 
 
 def to_stage(command: Command, signum: signal.Signals) -> None:
-    os.kill(command.event("stage_spawned", stage="a")["pid"], signum)
+    pid = command.event("stage_spawned", stage="a")["pid"]
+    # From then on it heeds SIGINT; before, it takes it for one of the terminal's.
+    until(lambda: Path(f"/proc/{pid}/comm").read_text() == "stage:a/0\n", "the stage names itself")
+    os.kill(pid, signum)
 
 
 SIGNUMS = pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

@@ -40,11 +40,15 @@ class Manager:
     def __init__(self, world: World, config: PipelineConfig, procs: list[SimulatedStage]) -> None:
         self.config = config
         self.procs = procs
-        self.stops = SimpleNamespace(add=lambda times: world.note("supervisor", f"is asked to stop ({times})"))
+        self.stops = SimpleNamespace(add=self._add_stops, asked=False)
         self.owed: list[str] = []
         """Stages whose death could be seen when the others were asked to stop: each needs a report."""
         self._world = world
         self._closed = self._asked = False
+
+    def _add_stops(self, times: int) -> None:
+        self._world.note("supervisor", f"is asked to stop ({times})")
+        self.stops.asked = True
 
     def hurry(self) -> None:
         """Nobody hurries a history."""
