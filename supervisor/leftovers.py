@@ -16,6 +16,9 @@ from supervisor.run_dir import LIFELINE, PREFIX
 if TYPE_CHECKING:
     from pathlib import Path
 
+SWEEP_S = 1.0
+"""How long the processes of a dead supervisor may take to end, all that they start meanwhile included."""
+
 
 def sweep(base: Path) -> None:
     """Remove the run directories of this user's supervisors that are no more, and kill what bears their mark.
@@ -25,7 +28,7 @@ def sweep(base: Path) -> None:
     with suppress(OSError), os.scandir(base) as entries:
         for entry in entries:
             if entry.name.startswith(PREFIX) and _is_dead(entry):
-                kill_marked(f"{MARK}={entry.path}", 0)
+                kill_marked(f"{MARK}={entry.path}", SWEEP_S)
                 shutil.rmtree(entry.path, ignore_errors=True)
                 log.info("run_directory_swept", path=entry.path)
 

@@ -50,7 +50,7 @@ def test_run() -> None:
         "big": "failed",
         "b": "finished",
     }
-    assert "max_request_bytes (1000)" in str(outcomes["big"].error)
+    assert outcomes["big"].error == "the data takes 2003 bytes, more than max_request_bytes (1000)"
     assert sorted(event.data for event in seen if isinstance(event, Result)) == ["x", "y"]
 
 
