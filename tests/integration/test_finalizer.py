@@ -18,6 +18,9 @@ from supervisor import Pipeline, StageProcManager
 pipeline = Pipeline(pipeline_config(stage('only')))
 pipeline.start()
 pids = [info.pid for info in pipeline.stages]
+def say(*words):  # in one piece, whoever else is just saying something
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")
+    sys.stdout.flush()
 """
 
 EXECUTOR = """
@@ -34,13 +37,13 @@ SCRIPTS = {
     "executors later, at work": f"{OPEN}{EXECUTOR}"
     "for _ in range(20): threads.submit(lambda: pipeline.submit('x').result(HANG_S))\n",
     "a finalizer first": f"import weakref\nclass Thing: pass\nthing = Thing()\nweakref.finalize(thing, id, 1)\n{OPEN}",
-    "a handler before, which looks": f"import atexit\natexit.register(lambda: print('end', pipeline.died))\n{OPEN}",
+    "a handler before, which looks": f"import atexit\natexit.register(lambda: say('end', pipeline.died))\n{OPEN}",
     "a handler after, which works": f"{OPEN}import atexit\n"
-    "atexit.register(lambda: print('end', data_of(pipeline.submit('x').result(HANG_S))))\n",
+    "atexit.register(lambda: say('end', data_of(pipeline.submit('x').result(HANG_S))))\n",
     "a daemon child": f"{OPEN}import multiprocessing, time\n"
     "multiprocessing.get_context('fork').Process(target=time.sleep, args=(1000,), daemon=True).start()\n",
     "a thread at work": f"{OPEN}import threading\n"
-    "threading.Thread(target=lambda: print('end', data_of(pipeline.submit('x').result(HANG_S)))).start()\n",
+    "threading.Thread(target=lambda: say('end', data_of(pipeline.submit('x').result(HANG_S)))).start()\n",
     "a generator at work": f"{OPEN}from supervisor import Request\n"
     "events = pipeline.run(iter([Request('r1', 'x')]))\nnext(events)\n",
     "in a cycle": f"{OPEN}pipeline.itself = pipeline\ndel pipeline\n",
@@ -81,7 +84,7 @@ def assert_gone(pids: str) -> None:
 @pytest.mark.parametrize("what", SCRIPTS)
 def test_exit(what: str) -> None:
     """The stages end in order, without a word, and the interpreter's status is its own."""
-    status, output, errors = run_script(f"{SCRIPTS[what]}print(*pids, flush=True)\nsys.exit(7)\n")
+    status, output, errors = run_script(f"{SCRIPTS[what]}say(*pids)\nsys.exit(7)\n")
     assert (status, errors) == (7, "")
     pids, *told = sorted(output, key=lambda line: line.startswith("end"))
     assert_gone(pids)
