@@ -47,7 +47,6 @@ class StageProc:
         state: where it is in its life.
         exit_code: after its end, None where it is unknown.
         was_ready: True once it has said READY.
-        excused: True if it ended in order just as we were asked to stop.
         ended_at: monotonic clock when its end was confirmed.
     """
 
@@ -63,7 +62,6 @@ class StageProc:
     state: State = State.SPAWNED
     exit_code: int | None = None
     was_ready: bool = False
-    excused: bool = False
     ended_at: float | None = field(default=None, repr=False)
     _ending: threading.Lock = field(default_factory=threading.Lock, repr=False)
     oom: OomCounter = field(init=False, repr=False)

@@ -15,7 +15,7 @@ import zmq
 
 from stage.protocol import Failed, Hello, Init, Injection, Ready, handshake_decoder, header_encoder
 from stage.sockets import milliseconds, readable, receive_frames, send_message
-from supervisor.autopsy import convict, examine, has_failed
+from supervisor.autopsy import convict, examine, has_failed, is_excused
 from supervisor.errors import StartupError, StopRequestedError
 from supervisor.lifecycle import Event, State
 from supervisor.log import log
@@ -106,8 +106,7 @@ class _Startup:
             ready = dict(self._poller.poll(self._next_timeout_ms()))
             self._read_messages()
             if self._stop_fd is not None and self._stop_fd in ready:
-                self._manager.stops.read()
-                raise StopRequestedError("stopped before every stage was ready")
+                self._stop()
             # A sentinel of a dead process shows POLLERR, not POLLIN: membership counts.
             for fd, proc in ends.items():
                 if fd in ready:
@@ -188,7 +187,13 @@ class _Startup:
         if failed is None:
             self._dying = proc
             self._read_late_messages()
+            if is_excused(proc, self._manager.stops):
+                self._stop()
         self._fail(proc, self._examine(proc, None if failed is None else failed.error.message))
+
+    def _stop(self) -> NoReturn:
+        self._manager.stops.read()
+        raise StopRequestedError("stopped before every stage was ready")
 
     def _give_up_waiting(self) -> NoReturn:
         """Report the first stage that is late."""

@@ -49,10 +49,9 @@ class StopRequests:
         """What becomes readable when there is something to `read`."""
         return [fd for fd in (self._hurry_fd, self.fd) if fd is not None]
 
-    @property
-    def asked(self) -> bool:
-        """True once the user has asked to stop."""
-        return self._count > 0
+    def asked_within(self, time_s: float) -> bool:
+        """True if the user has asked to stop, or does so in this time; the request stays to be read."""
+        return self._count > 0 or (self.fd is not None and bool(wait_readable([self.fd], time_s)))
 
     def add(self, times: int) -> None:
         """Count what somebody else has read."""
@@ -98,7 +97,7 @@ def shut_down(
     if os.getpid() != owner_pid:
         return
     # Also a death that nobody has looked at.
-    keep_logs = any(proc.wait_end(0) and not proc.excused for proc in procs)
+    keep_logs = any(proc.wait_end(0) and not ended_as_asked(proc, stops, 0) for proc in procs)
     with signals_hurry(stops.hurry):
         _stop_all([proc for proc in procs if not proc.has_ended], timeout_s, stops)
         _kill_leftovers(run_dir, 0.0 if any(not proc.has_ended for proc in procs) else KILL_WAIT_S)
@@ -140,6 +139,14 @@ def _warn_of_bad_end(proc: StageProc) -> None:
     log.warning(
         "stage_stopped_badly", stage=proc.stage, replica=proc.replica, pid=proc.pid, exit_code=proc.exit_code, **why
     )
+
+
+def ended_as_asked(proc: StageProc, stops: StopRequests, within_s: float) -> bool:
+    """True if a process that has ended did so in order by a signal, and we are asked to stop too, or `within_s`.
+
+    Who stops a service signals all its processes, and we may be the last to be told.
+    """
+    return proc.exit_code == 0 and proc.read_box().signal != 0 and stops.asked_within(within_s)
 
 
 def wait_all(procs: list[StageProc], deadline: float, stops: StopRequests | None) -> list[StageProc]:

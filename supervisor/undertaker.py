@@ -6,7 +6,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from supervisor.autopsy import convict, examine, has_failed
+from supervisor.autopsy import SETTLE_S, convict, examine, has_failed, is_excused
 from supervisor.report import build_report
 
 if TYPE_CHECKING:
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from supervisor.reporter import Reporter
     from supervisor.stage_proc import StageProc
     from supervisor.switchboard import Switchboard
-
-SETTLE_S = 0.05
-"""How much later than its sentinel the pidfd of a killed process may tell its end."""
 
 
 class Undertaker:
@@ -44,7 +41,11 @@ class Undertaker:
     def bury(self) -> None:
         """Report each death, the first one as the cause of the others; then stop what is left."""
         deadline = time.monotonic() + self._manager.config.shutdown_timeout_s
-        excused = [proc for proc in self._monitor.dying if self._excuse(proc)]
+        excused = []
+        for proc in self._monitor.dying:
+            if is_excused(proc, self._manager.stops):
+                excused.append(proc)
+                self._monitor.poll(0)  # reads the request to stop; who has ended meanwhile comes behind
         dying = [proc for proc in self._monitor.dying if proc not in excused]
         if not dying:
             return  # whoever passes on that we were asked to stop is about to close
@@ -64,12 +65,6 @@ class Undertaker:
             reported.append(proc)
             self._reporter.publish(build_report(self._examine(proc, deadline), [], first.label))
         self._manager.close()
-
-    def _excuse(self, proc: StageProc) -> bool:
-        """True if it ended in order by a signal while we were asked to stop: a service manager asks all at once."""
-        asked = self._manager.stops.asked and proc.wait_end(SETTLE_S)
-        proc.excused = asked and proc.exit_code == 0 and proc.read_box().signal != 0
-        return proc.excused
 
     def _next_failed(self, reported: list[StageProc]) -> StageProc | None:
         """Somebody who has failed without being asked to end; an examination takes time, so ask again after each."""

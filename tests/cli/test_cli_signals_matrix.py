@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,14 @@ def to_group(command: Command, signum: signal.Signals) -> None:
     os.killpg(command.process.pid, signum)
 
 
+def to_all(command: Command, signum: signal.Signals) -> None:
+    """Signal the stages and then the command, as who stops a service may do it."""
+    for stage in ("a", "b"):
+        with suppress(ProcessLookupError):
+            os.kill(command.event("stage_spawned", stage=stage)["pid"], signum)
+    command.process.send_signal(signum)
+
+
 def to_stage(command: Command, signum: signal.Signals) -> None:
     pid = command.event("stage_spawned", stage="a")["pid"]
     # From then on it heeds SIGINT; before, it takes it for one of the terminal's.
@@ -36,7 +45,8 @@ def to_stage(command: Command, signum: signal.Signals) -> None:
 
 SIGNUMS = pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 TIMES = pytest.mark.parametrize("times", [1, 2])
-SENDS = pytest.mark.parametrize("send", [to_parent, to_group])
+SENDS = pytest.mark.parametrize("send", [to_parent, to_group, to_all])
+SENDS_TO_US = pytest.mark.parametrize("send", [to_parent, to_group])
 
 
 @SIGNUMS
@@ -74,7 +84,7 @@ def test_at_work(
 
 
 @SIGNUMS
-@SENDS
+@SENDS_TO_US
 def test_while_it_stops(
     tmp_path: Path,
     announcements: Announcements,

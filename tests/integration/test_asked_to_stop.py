@@ -12,18 +12,24 @@ from supervisor import Pipeline, RequestAbortedError, RequestFailedError, StageP
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_stage_that_ends_while_a_stop_is_asked_for(events: Events, signum: signal.Signals) -> None:
+@pytest.mark.parametrize("first", ["supervisor", "stage"])
+def test_stage_that_ends_while_a_stop_is_asked_for(events: Events, first: str, signum: signal.Signals) -> None:
     """A stage that ends in order when the supervisor is asked to stop is no death; one that is killed then is."""
     stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
     with Pipeline(pipeline_config(stage("gate", "Gate"), stage("other")), stop_fd=stop_fd) as pipeline:
         handle = pipeline.submit(["x"])
         pid = pid_of(pipeline, "gate")
         pidfd = os.pidfd_open(pid)
-        # The request to stop comes first, but neither it nor the end can be taken in before both are there.
-        with pipeline._core.switchboard.lock:
-            os.eventfd_write(stop_fd, 1)
+        if first == "supervisor":
+            # Neither the request to stop nor the end can be taken in before both are there.
+            with pipeline._core.switchboard.lock:
+                os.eventfd_write(stop_fd, 1)
+                os.kill(pid, signum)
+                assert readable(pidfd)
+        else:
             os.kill(pid, signum)
             assert readable(pidfd)
+            os.eventfd_write(stop_fd, 1)
         os.close(pidfd)
         with pytest.raises((RequestAbortedError, RequestFailedError)):
             handle.result(HANG_S)

@@ -202,7 +202,7 @@ class History:
         """See that each death has one report, and that all but the first are laid to the first."""
         world, reports = self.world, self.supervisor.reporter.reports
         labels = [f"{report.stage}/{report.replica}" for report in reports]
-        excused = {stage.label for stage in self.stages if stage.excused}
+        excused = {stage.label for stage in self.stages if stage.is_excused}
         owed = set(self.supervisor.manager.owed) - excused
         world.expect(not excused & set(labels), f"excused and reported: {excused & set(labels)}")
         in_order = {stage.label for stage in self.stages if stage.got_signal and stage.status == 0}

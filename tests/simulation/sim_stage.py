@@ -73,6 +73,8 @@ class SimulatedStage:
         """A call of its engine never returns, or a signal has stopped it."""
         self.was_convicted = False
         """The supervisor has taken it for hung."""
+        self.is_excused = False
+        """The supervisor has taken its end for one that the user asked for."""
         self._world = world
         self._kernel = kernel
         self._fault = fault
@@ -93,9 +95,6 @@ class SimulatedStage:
         self._io_over = {"input": False, "output": False}
         self._add_threads()
         self._add_wires()
-
-    excused = False
-    """The supervisor's word for one that ended in order while it was itself asked to stop."""
 
     def _add_threads(self) -> None:
         add = self._world.add

@@ -7,7 +7,7 @@ import os
 import threading
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sim_watch import Watch, WatchedCall, WatchedOutbox, WatchedSwitchboard
 from sim_wires import Clock, Inlet, Kernel, Router, Zmq
@@ -15,7 +15,7 @@ from sim_wires import Clock, Inlet, Kernel, Router, Zmq
 from stage import recorded_engine
 from supervisor import core as core_module
 from supervisor import hang_watch, monitor, outbox, switchboard, turns, undertaker
-from supervisor.autopsy import has_failed
+from supervisor.autopsy import has_failed, is_excused
 from supervisor.core import Core
 from supervisor.lifecycle import Event
 from supervisor.monitor import Monitor
@@ -37,18 +37,26 @@ if TYPE_CHECKING:
 class Manager:
     """Stands in for `StageProcManager`: ends the simulated processes."""
 
-    def __init__(self, world: World, config: PipelineConfig, procs: list[SimulatedStage]) -> None:
+    def __init__(
+        self, world: World, kernel: Kernel, stop_fd: int, config: PipelineConfig, procs: list[SimulatedStage]
+    ) -> None:
         self.config = config
         self.procs = procs
-        self.stops = SimpleNamespace(add=self._add_stops, asked=False)
+        self.stops = SimpleNamespace(add=self._add_stops, asked_within=self._is_asked_within)
         self.owed: list[str] = []
         """Stages whose death could be seen when the others were asked to stop: each needs a report."""
         self._world = world
-        self._closed = self._asked = False
+        self._kernel = kernel
+        self._stop_fd = stop_fd
+        self._closed = self._asked = self._is_told = False
 
     def _add_stops(self, times: int) -> None:
         self._world.note("supervisor", f"is asked to stop ({times})")
-        self.stops.asked = True
+        self._is_told = True
+
+    def _is_asked_within(self, time_s: float) -> bool:
+        self._world.wait(lambda: self._is_told or self._kernel.is_readable(self._stop_fd), self._world.now + time_s)
+        return self._is_told or self._kernel.is_readable(self._stop_fd)
 
     def hurry(self) -> None:
         """Nobody hurries a history."""
@@ -109,7 +117,7 @@ class Supervisor:
     ) -> None:
         procs: Any = stages
         self.stop_fd = kernel.eventfd()
-        self.manager = Manager(world, config, stages)
+        self.manager = Manager(world, kernel, self.stop_fd, config, stages)
         self.reporter = FilingReporter()
         box = WatchedOutbox(Router({stage.label.encode(): stage.to for stage in stages}))
         self.switchboard = WatchedSwitchboard(config, box, watch)
@@ -152,10 +160,15 @@ class Supervisor:
 
 
 class Autopsy:
-    """Stands in for the two ways of `supervisor.autopsy` to an end and its evidence."""
+    """Stands in for the two ways of `supervisor.autopsy` to an end and its evidence, and keeps who was excused."""
 
     def __init__(self, world: World) -> None:
         self._world = world
+
+    def is_excused(self, proc: SimulatedStage, stops: Any) -> bool:
+        """As the real one says."""
+        proc.is_excused = is_excused(cast("Any", proc), stops)
+        return proc.is_excused
 
     def examine(self, proc: SimulatedStage, said: str | None, deadline: float, _stops: Any) -> Evidence:
         """Wait for the end, or kill."""
@@ -207,6 +220,7 @@ def installed(world: World, kernel: Kernel) -> Iterator[None]:
         (undertaker, "time", clock),
         (undertaker, "examine", autopsy.examine),
         (undertaker, "convict", autopsy.convict),
+        (undertaker, "is_excused", autopsy.is_excused),
         (hang_watch, "time", clock),
         (hang_watch, "view_cells", lambda cells: cells),
         (recorded_engine, "monotonic_ns", clock.monotonic_ns),
