@@ -41,11 +41,7 @@ class Undertaker:
     def bury(self) -> None:
         """Report each death, the first one as the cause of the others; then stop what is left."""
         deadline = time.monotonic() + self._manager.config.shutdown_timeout_s
-        excused = []
-        for proc in self._monitor.dying:
-            if is_excused(proc, self._manager.stops):
-                excused.append(proc)
-                self._monitor.poll(0)  # reads the request to stop; who has ended meanwhile comes behind
+        excused = self._excuse()
         dying = [proc for proc in self._monitor.dying if proc not in excused]
         if not dying:
             return  # whoever passes on that we were asked to stop is about to close
@@ -65,6 +61,15 @@ class Undertaker:
             reported.append(proc)
             self._reporter.publish(build_report(self._examine(proc, deadline), [], first.label))
         self._manager.close()
+
+    def _excuse(self) -> list[StageProc]:
+        """Those who have ended as we are asked to end too."""
+        excused = []
+        for proc in self._monitor.dying:
+            if is_excused(proc, self._manager.stops):
+                excused.append(proc)
+                self._monitor.poll(0)  # reads the request to stop; who has ended meanwhile comes behind
+        return excused
 
     def _next_failed(self, reported: list[StageProc]) -> StageProc | None:
         """Somebody who has failed without being asked to end; an examination takes time, so ask again after each."""
