@@ -93,11 +93,17 @@ def read_black_box(path: Path) -> BlackBoxRecord:
         signal=cells[SIGNAL],
         error=error,
         error_at=cells[ERROR_AT],
-        call=CALLS[cells[CALL]],
+        call=CALLS[call_of(cells)],
         call_since=cells[CALL_SINCE],
         in_hand=cells[IN_HAND],
         handled=cells[HANDLED],
     )
+
+
+def call_of(cells: memoryview) -> int:
+    """The number of the call that is under way; none if an engine's native code has written anything there."""
+    call: int = cells[CALL]
+    return call if 0 <= call < len(CALLS) else 0
 
 
 def view_cells(path: Path) -> memoryview:
@@ -115,6 +121,7 @@ class BlackBox:
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
+        self._first: ErrorRecord | None = None
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), _SIZE)
         self.cells = memoryview(self._map)[:_CELLS_SIZE].cast("q")
@@ -139,18 +146,19 @@ class BlackBox:
         self.cells[SIGNAL] = signum
 
     def record_error(self, cause: str, exc: BaseException) -> ErrorRecord:
-        """Record `exc` unless an earlier error stands here: the first failure is the cause."""
+        """Record `exc` unless an earlier error stands here, and return what does: the first failure is the cause."""
         kind = type(exc)
         # Past the exception's own class, which may let nothing be set (a frozen dataclass), or raise.
         BaseException.with_traceback(exc, _from_engine(_traceback_of(exc)))
         record = ErrorRecord(cause, self.phase, _qualified_name(kind), safe_str(exc), traceback_text(exc))
         with self._lock:  # the busy loop and an IO thread may fail together
-            if not self.has_error:
+            if self._first is None:
+                self._first = record
                 text = msgspec.msgpack.encode(record)
                 self._map[_HEADER_SIZE : _HEADER_SIZE + len(text)] = text
                 self.cells[ERROR_AT] = time.monotonic_ns()
                 self.cells[ERROR_SIZE] = len(text)
-        return record
+            return self._first
 
 
 def _from_engine(traceback: TracebackType | None) -> TracebackType | None:

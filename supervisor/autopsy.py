@@ -67,9 +67,10 @@ def convict(proc: StageProc, verdict: Cause, finding: str) -> Evidence:
     return _gather(proc, box, finding, verdict, stacks)
 
 
-def is_excused(proc: StageProc, stops: StopRequests) -> bool:
-    """True if it ended in order by a signal, and the user asks us to stop as well: that is no death."""
-    return proc.read_box().signal != 0 and proc.wait_end(SETTLE_S) and ended_as_asked(proc, stops, ECHO_S)
+def is_excused(proc: StageProc, stops: StopRequests, until: float) -> bool:
+    """True if it ended in order by a signal, and we are asked to stop as well `until` then: that is no death."""
+    in_order = proc.read_box().signal != 0 and proc.wait_end(SETTLE_S)
+    return in_order and ended_as_asked(proc, stops, max(0.0, until - time.monotonic()))
 
 
 def has_failed(proc: StageProc) -> bool:

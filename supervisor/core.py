@@ -65,7 +65,7 @@ class Core:
             opened.callback(self.manager.close)
             transport = Transport(self.manager)
             opened.callback(transport.close)
-            with launch(self.manager, transport, reporter, injections, stop_fd):
+            with launch(self.manager, transport, reporter, injections):
                 self.switchboard = Switchboard(config, Outbox(transport.router, transport.strays))
             hang_watch = _watch_for_hangs(config, self.manager.procs, self.switchboard.outbox)
             if hang_watch is not None:
@@ -125,10 +125,12 @@ class Core:
             self.switchboard.close("the pipeline is closed")
             self.turns.end()
             self._thread.join()
-            if self.switchboard.died is None and self._monitor.poll(0):
-                self._undertaker.bury()  # a death that nobody has been told of yet
-            self.switchboard.outbox.wake = None
-            self._opened.close()
+            try:
+                if self.switchboard.died is None and self._monitor.poll(0):
+                    self._undertaker.bury()  # a death that nobody has been told of yet
+            finally:
+                self.switchboard.outbox.wake = None
+                self._opened.close()
         log.info("pipeline_stopped")
 
     def _stop(self, times: int) -> None:

@@ -48,6 +48,9 @@ class Guardian:
             )
         except OSError as exc:
             log.warning("guardian_not_started", reason=str(exc))
+        except BaseException:
+            self._let_go()  # that ends it, if it was started
+            raise
         finally:
             os.close(reader)
 
@@ -58,8 +61,7 @@ class Guardian:
     def dismiss(self) -> None:
         """End it: everything is cleaned up."""
         self._say(DISMISSED)
-        if let_go(self._pipe):
-            os.close(self._pipe)
+        self._let_go()
         if self._process is None:
             return
         try:
@@ -67,6 +69,10 @@ class Guardian:
         except subprocess.TimeoutExpired:  # stopped, say
             self._process.kill()
             self._process.wait()
+
+    def _let_go(self) -> None:
+        if let_go(self._pipe):
+            os.close(self._pipe)
 
     def _say(self, line: bytes) -> None:
         with suppress(OSError):  # somebody has killed it

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from stage.black_box import CALL, CALL_SINCE, CALLS, HANDLED, IN_HAND, STEPS, view_cells
+from stage.black_box import CALL_SINCE, CALLS, HANDLED, IN_HAND, STEPS, call_of, view_cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -108,10 +108,7 @@ class StageWatch:
 
     def _read_once(self) -> _Cells:
         cells = self._cells
-        call = cells[CALL]
-        if not 0 <= call < len(CALLS):
-            call = 0  # an engine's native code may have written anything there: that is not our end
-        return _Cells(cells[HANDLED], cells[STEPS], cells[IN_HAND], call, cells[CALL_SINCE] / 1e9)
+        return _Cells(cells[HANDLED], cells[STEPS], cells[IN_HAND], call_of(cells), cells[CALL_SINCE] / 1e9)
 
 
 class HangWatch:

@@ -55,9 +55,13 @@ class StageProcManager:
         self.config = config
         self.procs: list[StageProc] = []
         _open_missing_streams()
-        self.stops = StopRequests(stop_fd)
         sweep(place())
         self.run_dir = RunDir()
+        try:
+            self.stops = StopRequests(stop_fd)
+        except BaseException:
+            self.run_dir.remove(keep_logs=False)
+            raise
         self._guardians: list[Guardian] = []
         self._closing = threading.Lock()
         self._finalizer = weakref.finalize(

@@ -54,8 +54,8 @@ class Pipeline:
         config: what to run.
         report_dir: where a JSON file for each death goes, or None.
         injections: faults for stages to act out, by `stage/replica`.
-        stop_fd: an eventfd that a signal handler writes to: requests then end as aborted, and a second write makes
-            the stop immediate.
+        stop_fd: a non-blocking eventfd that a signal handler writes to: requests then end as aborted, and a second
+            write makes the stop immediate.
     """
 
     def __init__(
@@ -100,6 +100,8 @@ class Pipeline:
         if self._core_or_none is not None:
             self._core_or_none.close()
             atexit.unregister(self._core_or_none.close)
+            if self._finalizer is not None:
+                self._finalizer.detach()
 
     def __enter__(self) -> Self:
         self.start()

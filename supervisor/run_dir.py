@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 from stage.names import MARK
@@ -74,10 +73,15 @@ class RunDir:
             if not keep_logs:
                 shutil.rmtree(self.path, ignore_errors=True)
                 return
-            with suppress(OSError):  # somebody has been quicker
-                for path in self.path.iterdir():
-                    if path.suffix != ".log":
-                        path.unlink(missing_ok=True)
+            # First, whatever else lies here: a sweep takes a lifeline that nobody holds for a dead supervisor's.
+            self.lifeline.unlink(missing_ok=True)
+            for path in self.path.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)  # an engine's
+                elif path.suffix != ".log":
+                    path.unlink(missing_ok=True)
+        except OSError:
+            pass  # somebody has been quicker
         finally:
             if let_go(self.lifeline_fd):
                 os.close(self.lifeline_fd)

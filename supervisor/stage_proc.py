@@ -112,14 +112,15 @@ class StageProc:
 
     def kill(self) -> None:
         """End it, and its group."""
-        self.send_signal(signal.SIGKILL)
-        self._kill_group()
+        if not self.has_ended:  # its pid may be another's by now
+            self.send_signal(signal.SIGKILL)
+            self._kill_group()
 
     def read_box(self) -> BlackBoxRecord:
         """What its black box tells, or as much as is known without it."""
         try:
             return read_black_box(self.box)
-        except (OSError, ValueError, IndexError, msgspec.MsgspecError):
+        except (OSError, ValueError, IndexError, TypeError, msgspec.MsgspecError):
             # Somebody has removed or overwritten the file: that must not hide the death.
             phase = "ready" if self.was_ready else "spawned"
             return BlackBoxRecord(phase=phase, steps=0, signal=0, error=None)

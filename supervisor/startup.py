@@ -15,10 +15,11 @@ import zmq
 
 from stage.protocol import Failed, Hello, Init, Injection, Ready, handshake_decoder, header_encoder
 from stage.sockets import milliseconds, readable, receive_frames, send_message
-from supervisor.autopsy import convict, examine, has_failed, is_excused
+from supervisor.autopsy import ECHO_S, SETTLE_S, convict, examine, has_failed, is_excused
 from supervisor.errors import StartupError, StopRequestedError
 from supervisor.lifecycle import Event, State
 from supervisor.log import log
+from supervisor.monitor import DRAIN_S
 from supervisor.report import build_report
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from supervisor.transport import Transport
 
 PROGRESS_S = 5.0
-DRAIN_S = 0.05
-"""How long after a death a message may take to become readable."""
 
 
 @contextmanager
@@ -42,7 +41,6 @@ def launch(
     transport: Transport,
     reporter: Reporter,
     injections: Mapping[str, Injection],
-    stop_fd: int | None,
 ) -> Iterator[None]:
     """Spawn the stages, let the caller prepare while they import, and wait until every one is READY.
 
@@ -51,17 +49,16 @@ def launch(
         transport: the bound sockets.
         reporter: publishes the report of a stage that did not start.
         injections: faults to act out, by `stage/replica`.
-        stop_fd: an eventfd that becomes readable when the user asks to stop, or None.
 
     Raises:
         StartupError: a stage failed, died, or was not ready within `startup_timeout_s`.
-        StopRequestedError: `stop_fd` became readable.
+        StopRequestedError: the user has asked to stop.
     """
     deadline = time.monotonic() + manager.config.startup_timeout_s
     try:
         manager.start()
         yield
-        _Startup(manager, transport, reporter, injections, stop_fd, deadline).run()
+        _Startup(manager, transport, reporter, injections, deadline).run()
     except BaseException:
         manager.close()
         raise
@@ -74,44 +71,42 @@ class _Startup:
         transport: Transport,
         reporter: Reporter,
         injections: Mapping[str, Injection],
-        stop_fd: int | None,
         deadline: float,
     ) -> None:
         self._manager = manager
         self._transport = transport
         self._reporter = reporter
         self._injections = injections
-        self._stop_fd = stop_fd
+        self._stop_fd = manager.stops.fd
         self._deadline = deadline
         self._dying: StageProc | None = None
+        self._asked: list[StageProc] = []
+        self._end_by: float | None = None
         self._progress_at = time.monotonic() + PROGRESS_S
         self._stages = {stage.name: stage for stage in manager.config.stages}
         self._procs = {proc.label.encode(): proc for proc in manager.procs}
         # A ROUTER can address only who has spoken on it: READY alone is not enough.
         self._silent = set(self._procs)
         self._poller = zmq.Poller()
-        for item in (transport.handshake, transport.router, *self._ends()):
+        # Which fd tells the end of which process: two for each.
+        self._ends = {proc.pidfd: proc for proc in manager.procs}
+        self._ends |= {proc.process.sentinel: proc for proc in manager.procs}
+        for item in (transport.handshake, transport.router, *self._ends):
             self._poller.register(item, zmq.POLLIN)
-        if stop_fd is not None:
-            self._poller.register(stop_fd, zmq.POLLIN)
-
-    def _ends(self) -> dict[int, StageProc]:
-        """Which fd tells the end of which process: two for each."""
-        ends = {proc.pidfd: proc for proc in self._procs.values()}
-        return ends | {proc.process.sentinel: proc for proc in self._procs.values()}
+        if self._stop_fd is not None:
+            self._poller.register(self._stop_fd, zmq.POLLIN)
 
     def run(self) -> None:
-        ends = self._ends()
         while not self._all_ready():
             ready = dict(self._poller.poll(self._next_timeout_ms()))
             self._read_messages()
             if self._stop_fd is not None and self._stop_fd in ready:
                 self._stop()
             # A sentinel of a dead process shows POLLERR, not POLLIN: membership counts.
-            for fd, proc in ends.items():
+            for fd, proc in self._ends.items():
                 if fd in ready:
                     self._give_up(proc)
-            if time.monotonic() >= self._deadline:
+            if time.monotonic() >= self._deadline and not self._all_ready():
                 self._give_up_waiting()
 
     def _all_ready(self) -> bool:
@@ -187,7 +182,7 @@ class _Startup:
         if failed is None:
             self._dying = proc
             self._read_late_messages()
-            if is_excused(proc, self._manager.stops):
+            if is_excused(proc, self._manager.stops, time.monotonic() + ECHO_S):
                 self._stop()
         self._fail(proc, self._examine(proc, None if failed is None else failed.error.message))
 
@@ -201,19 +196,23 @@ class _Startup:
         proc = self._late()[0]
         self._fail(proc, convict(proc, "startup_timeout", late))
 
-    def _examine(self, proc: StageProc, said: str | None) -> Evidence:
-        deadline = time.monotonic() + self._manager.config.shutdown_timeout_s
-        return examine(proc, said, deadline, self._manager.stops)
-
     def _fail(self, first: StageProc, evidence: Evidence) -> NoReturn:
         """Report the first failure, and what has died besides; `launch` takes the others down."""
         report = build_report(evidence, [], None)
         self._reporter.publish(report)
         for proc in self._procs.values():
             # Who else has died by now was not asked to either.
-            if proc is not first and has_failed(proc):
+            if proc is not first and proc not in self._asked and has_failed(proc):
                 self._reporter.publish(build_report(self._examine(proc, None), [], first.label))
         raise StartupError(report)
+
+    def _examine(self, proc: StageProc, said: str | None) -> Evidence:
+        if self._end_by is None:
+            self._end_by = time.monotonic() + self._manager.config.shutdown_timeout_s
+        if not proc.wait_end(SETTLE_S):
+            # It may take all the time there is: the others end meanwhile, so that one deadline is enough.
+            self._asked += self._manager.ask_to_end([proc, *self._asked], self._end_by)
+        return examine(proc, said, self._end_by, self._manager.stops)
 
     def _read_late_messages(self) -> None:
         """Let the last words of a dead stage arrive; a FATAL among them ends the start there."""

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from supervisor.guard import kill_marked
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 KILL_WAIT_S = 2.0
 """How long the kernel may take to end a killed process before it is named and left."""
+LEFTOVERS_S = 0.2
+"""The same for what the stages have left, where a stage has used that time up already."""
 
 
 class StopRequests:
@@ -40,6 +42,8 @@ class StopRequests:
     def __init__(self, fd: int | None) -> None:
         self.fd = fd
         self._hurry_fd: int | None = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # Reentrant: a signal handler that hurries may interrupt the thread that closes.
+        self._closing = threading.RLock()
         self._count = 0
         self.hurried = False
         self.deadline: float | None = None
@@ -61,19 +65,22 @@ class StopRequests:
     def read(self) -> None:
         """Read what there is."""
         if self.fd is not None and wait_readable([self.fd], 0):
-            self.add(os.eventfd_read(self.fd))
+            with suppress(BlockingIOError):  # another pipeline with the same fd has been quicker
+                self.add(os.eventfd_read(self.fd))
 
     def hurry(self) -> None:
         """Make the stop immediate; for any thread, and for signal handlers."""
         self.hurried = True
-        if self._hurry_fd is not None:
-            os.eventfd_write(self._hurry_fd, 1)
+        with self._closing:
+            if self._hurry_fd is not None:
+                os.eventfd_write(self._hurry_fd, 1)
 
     def close(self) -> None:
         """Close what belongs to it; `hurry` does nothing any more."""
-        fd, self._hurry_fd = self._hurry_fd, None
-        if fd is not None:
-            os.close(fd)
+        with self._closing:
+            fd, self._hurry_fd = self._hurry_fd, None
+            if fd is not None:
+                os.close(fd)
 
 
 def shut_down(
@@ -100,7 +107,7 @@ def shut_down(
     keep_logs = any(proc.wait_end(0) and not ended_as_asked(proc, stops, 0) for proc in procs)
     with signals_hurry(stops.hurry):
         _stop_all([proc for proc in procs if not proc.has_ended], timeout_s, stops)
-        _kill_leftovers(run_dir, 0.0 if any(not proc.has_ended for proc in procs) else KILL_WAIT_S)
+        _kill_leftovers(run_dir, LEFTOVERS_S if any(not proc.has_ended for proc in procs) else KILL_WAIT_S)
         for proc in procs:
             if proc.has_ended:
                 proc.release()
@@ -117,8 +124,8 @@ def _stop_all(procs: list[StageProc], timeout_s: float, stops: StopRequests) -> 
     alive = wait_all(procs, deadline, stops)
     for proc in alive:
         why = {"reason": "a second request to stop"} if stops.hurried else {"shutdown_timeout_s": timeout_s}
-        log.warning("stage_killed", stage=proc.stage, replica=proc.replica, pid=proc.pid, **why)
         proc.kill()
+        log.warning("stage_killed", stage=proc.stage, replica=proc.replica, pid=proc.pid, **why)
     for proc in wait_all(alive, time.monotonic() + KILL_WAIT_S, None):
         log.error("stage_unkillable", stage=proc.stage, replica=proc.replica, pid=proc.pid)
     for proc in procs:

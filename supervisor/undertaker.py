@@ -6,7 +6,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from supervisor.autopsy import SETTLE_S, convict, examine, has_failed, is_excused
+from supervisor.autopsy import ECHO_S, SETTLE_S, convict, examine, has_failed, is_excused
 from supervisor.report import build_report
 
 if TYPE_CHECKING:
@@ -44,12 +44,10 @@ class Undertaker:
         excused = self._excuse()
         dying = [proc for proc in self._monitor.dying if proc not in excused]
         if not dying:
-            return  # whoever passes on that we were asked to stop is about to close
+            # Whoever has asked is about to close; nobody waits for it.
+            self._switchboard.close("the pipeline was asked to stop")
+            return
         first = _first_of(dying, self._manager.procs)
-        if not first.wait_end(SETTLE_S):
-            # It may take all the time there is: the others end meanwhile, so that one deadline is enough.
-            self._monitor.poll(0)
-            self._asked = self._manager.ask_to_end(self._monitor.dying, deadline)
         evidence = self._examine(first, deadline)
         for other in self._monitor.dying:
             if self._monitor.finding(other) is None:
@@ -65,8 +63,9 @@ class Undertaker:
     def _excuse(self) -> list[StageProc]:
         """Those who have ended as we are asked to end too."""
         excused = []
+        until = time.monotonic() + ECHO_S
         for proc in self._monitor.dying:
-            if is_excused(proc, self._manager.stops):
+            if is_excused(proc, self._manager.stops, until):
                 excused.append(proc)
                 self._monitor.poll(0)  # reads the request to stop; who has ended meanwhile comes behind
         return excused
@@ -78,6 +77,10 @@ class Undertaker:
         return next((proc for proc in others if proc in self._monitor.dying or has_failed(proc)), None)
 
     def _examine(self, proc: StageProc, deadline: float) -> Evidence:
+        if not proc.wait_end(SETTLE_S):
+            # It may take all the time there is: the others end meanwhile, so that one deadline is enough.
+            self._monitor.poll(0)
+            self._asked += self._manager.ask_to_end([*self._monitor.dying, *self._asked], deadline)
         # What has died, or failed, in a long call did not hang: nobody has looked at it meanwhile.
         if (finding := self._monitor.finding(proc)) is not None and not has_failed(proc):
             return convict(proc, "hung", finding)

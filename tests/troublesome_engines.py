@@ -267,6 +267,17 @@ class FatalLingerer(Lingerer):
         raise ValueError("a step too far")
 
 
+class BrokenLingerer(Lingerer):
+    """As `Lingerer`, but it cannot be built: it fails once it can read a byte from `trigger`."""
+
+    def __init__(self, how: str, announce_to: str, trigger: str) -> None:
+        super().__init__(how)
+        announce(announce_to, "building")
+        with Path(trigger).open("rb", buffering=0) as file:
+            file.read(1)
+        raise ValueError("it cannot be built")
+
+
 class Talker(Echo):
     """Answer a number with so many outputs at once, as soon as it may.
 

@@ -15,7 +15,7 @@ from supervisor import Pipeline, RequestAbortedError, RequestFailedError, StageP
 @pytest.mark.parametrize("first", ["supervisor", "stage"])
 def test_stage_that_ends_while_a_stop_is_asked_for(events: Events, first: str, signum: signal.Signals) -> None:
     """A stage that ends in order when the supervisor is asked to stop is no death; one that is killed then is."""
-    stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
+    stop_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     with Pipeline(pipeline_config(stage("gate", "Gate"), stage("other")), stop_fd=stop_fd) as pipeline:
         handle = pipeline.submit(["x"])
         pid = pid_of(pipeline, "gate")

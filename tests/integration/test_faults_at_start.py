@@ -6,13 +6,27 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import HANG_S, TESTS, Announcements, Events, fault, pipeline_config, stage, until
+from harness import (
+    HANG_S,
+    TESTS,
+    Announcements,
+    Events,
+    data_of,
+    ended,
+    fault,
+    in_thread,
+    pipeline_config,
+    stage,
+    until,
+)
 
 from stage.black_box import read_black_box
-from supervisor import Pipeline, StageDeathReport, StartupError
+from stage.sockets import receive_frames
+from supervisor import Pipeline, StageDeathReport, StartupError, startup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -226,3 +240,46 @@ def test_helper_that_fails_before_ready(events: Events) -> None:
         report = exc.report
     assert report is not None
     assert (report.cause, report.error_message) == ("fatal", "Executor failed: a helper is gone")
+
+
+def test_ready_at_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start whose last READY is read only after the deadline, since we ourselves were stopped, has succeeded."""
+    received: list[Any] = []
+
+    def receive(*arguments: Any) -> Any:
+        received.append(receive_frames(*arguments))
+        return received[-1]
+
+    # HELLO, READY, and the input thread's first word: who reads the last of them has been stopped for an hour.
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600 * (len(received) == 3))
+    monkeypatch.setattr(startup, "time", clock)
+    monkeypatch.setattr(startup, "receive_frames", receive)
+    with Pipeline(pipeline_config(stage("only"))) as pipeline:
+        assert data_of(pipeline.submit(["x"]).result(HANG_S)) == [["x"]]
+
+
+def test_stages_that_fail_and_do_not_end(events: Events, announcements: Announcements) -> None:
+    """One deadline is enough for all stages that have failed to start and do not end."""
+    trigger = f"{announcements.path}.trigger"
+    os.mkfifo(trigger)
+    args = {"how": "thread", "announce_to": announcements.path, "trigger": trigger}
+    config = pipeline_config(
+        *(stage(f"s{number}", "troublesome_engines:BrokenLingerer", args=args) for number in range(4)),
+        shutdown_timeout_s=2,
+    )
+    reported_at: list[float] = []
+    events.react("stage_died", lambda _event: reported_at.append(time.monotonic()))
+
+    def release() -> None:
+        assert [announcements.wait() for _ in range(4)] == ["building"] * 4
+        with Path(trigger).open("r+b", buffering=0) as file:
+            file.write(b"1234")
+            events.wait("stage_died")
+
+    releaser = in_thread(release)
+    with pytest.raises(StartupError, match="cannot be built"), Pipeline(config):
+        pytest.fail("it became ready")
+    assert ended(releaser)
+    Path(trigger).unlink()
+    # The first one had all the time there was; whoever had failed as well was killed with it.
+    assert max(reported_at) - min(reported_at) < 2

@@ -16,7 +16,7 @@ import pytest
 import zmq
 from harness import HANG_S, Events, data_of, ended, in_thread, pid_of, pipeline_config, stage, until, watching
 
-from supervisor import Outcome, Pipeline, Request, StageProcManager
+from supervisor import Outcome, Pipeline, Request, StageProcManager, undertaker
 from supervisor.monitor import Monitor
 from supervisor.outbox import Outbox
 from supervisor.run import BACKLOG
@@ -179,3 +179,31 @@ def test_death_without_a_run_directory(events: Events) -> None:
         events.wait("stage_died")
     assert pipeline.died is not None
     assert (pipeline.died.phase, pipeline.died.signal) == ("ready", "SIGKILL")
+
+
+def test_closed_pipeline_has_nothing_left_to_do() -> None:
+    """A pipeline that is closed starts no thread when it is collected."""
+    with Pipeline(pipeline_config(stage("only"))) as pipeline:
+        pass
+    assert pipeline._finalizer is not None
+    assert not pipeline._finalizer.alive
+
+
+@pytest.mark.usefixtures("logs_may_stay")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_death_that_cannot_be_examined(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of ours in the middle of a death keeps no stage from being stopped."""
+
+    def fail(*_: object) -> None:
+        raise OSError("no file can be read any more")
+
+    monkeypatch.setattr(undertaker, "examine", fail)
+    pipeline = Pipeline(pipeline_config(stage("gate", "Gate"), stage("other")))
+    pipeline.start()
+    pids = [info.pid for info in pipeline.stages]
+    with watching(*pids) as wait_gone:
+        os.kill(pids[0], signal.SIGKILL)
+        events.wait("pipeline_failed")
+        with pytest.raises(OSError, match="no file can be read"):
+            pipeline.close()
+        wait_gone()

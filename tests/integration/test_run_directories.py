@@ -117,6 +117,18 @@ def test_kept_logs_stay_while_they_are_being_kept(monkeypatch: pytest.MonkeyPatc
     shutil.rmtree(run_dir.path)
 
 
+def test_kept_logs_beside_what_an_engine_has_left() -> None:
+    """A directory that an engine made in the run directory goes, and the logs stay, also at the next start."""
+    run_dir = RunDir()
+    run_dir.log("asr", 0).write_text("the last words")
+    for name in ("a", "z"):
+        (run_dir.path / name / "deep").mkdir(parents=True)
+    run_dir.remove(keep_logs=True)
+    sweep(here())
+    assert [path.name for path in run_dir.path.iterdir()] == ["asr-0.log"]
+    shutil.rmtree(run_dir.path)
+
+
 def test_many_at_once(events: Events) -> None:
     """All that are dead go at once, and what lives or is none of ours stays."""
     dead = [look_dead(here() / f"stages-{number}-x") for number in range(3)]

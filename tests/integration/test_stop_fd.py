@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from harness import HANG_S, Events, ended, fault, in_thread, pipeline_config, stage
 
-from supervisor import Outcome, Pipeline, Request, RequestAbortedError, Result, StopRequestedError
+from supervisor import Outcome, Pipeline, Request, RequestAbortedError, Result, StopRequestedError, teardown
+from supervisor.teardown import StopRequests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def stop_fd(clean_slate: object) -> Iterator[int]:
-    fd = os.eventfd(0, os.EFD_CLOEXEC)
+    fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     yield fd
     os.close(fd)
 
@@ -81,3 +82,13 @@ def test_stop_fd_before_every_stage_is_ready(events: Events, stop_fd: int) -> No
     with pytest.raises(StopRequestedError), Pipeline(config, stop_fd=stop_fd):
         pytest.fail("it became ready")
     assert events.of("stage_died") == []
+
+
+def test_somebody_else_reads_the_request(monkeypatch: pytest.MonkeyPatch, stop_fd: int) -> None:
+    """Of two pipelines with one descriptor, the one that comes too late to read it goes on."""
+    stops = StopRequests(stop_fd)
+    monkeypatch.setattr(teardown, "wait_readable", lambda fds, _timeout_s: set(fds))
+    stops.read()
+    monkeypatch.undo()
+    assert not stops.asked_within(0)
+    stops.close()

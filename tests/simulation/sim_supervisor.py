@@ -65,7 +65,8 @@ class Manager:
         """Terminate all but `spared`."""
         asked = [proc for proc in self.procs if proc not in spared and not has_failed(proc)]  # type: ignore[arg-type]
         self._world.note("supervisor", f"asks {len(asked)} stages to stop, until {deadline:.3f}")
-        self.owed = [proc.label for proc in self.procs if proc.is_seen_dead]
+        if not self._asked:
+            self.owed = [proc.label for proc in self.procs if proc.is_seen_dead]
         for proc in asked:
             proc.terminate()
         self._asked = True
@@ -165,9 +166,9 @@ class Autopsy:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def is_excused(self, proc: SimulatedStage, stops: Any) -> bool:
+    def is_excused(self, proc: SimulatedStage, stops: Any, until: float) -> bool:
         """As the real one says."""
-        proc.is_excused = is_excused(cast("Any", proc), stops)
+        proc.is_excused = is_excused(cast("Any", proc), stops, until)
         return proc.is_excused
 
     def examine(self, proc: SimulatedStage, said: str | None, deadline: float, _stops: Any) -> Evidence:
