@@ -17,6 +17,7 @@ from supervisor.manager import StageProcManager
 from supervisor.monitor import Monitor
 from supervisor.outbox import Outbox
 from supervisor.reporter import Reporter
+from supervisor.signal_wake import SignalWake
 from supervisor.startup import launch
 from supervisor.switchboard import Switchboard
 from supervisor.teardown import signals_hurry
@@ -70,6 +71,8 @@ class Core:
             hang_watch = _watch_for_hangs(config, self.manager.procs, self.switchboard.outbox)
             if hang_watch is not None:
                 opened.callback(hang_watch.close)
+            signal_wake = SignalWake()
+            opened.callback(signal_wake.close)
             self._monitor = Monitor(
                 self.manager.procs,
                 transport.pulls,
@@ -78,6 +81,7 @@ class Core:
                 stop_fd,
                 self._stop,
                 hang_watch,
+                signal_wake,
             )
             opened.callback(self._monitor.close)
             self._monitor.expect_nothing(transport.handshake, transport.strays.add)

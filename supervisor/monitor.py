@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from stage.sockets import Socket
     from supervisor.hang_watch import HangWatch
+    from supervisor.signal_wake import SignalWake
     from supervisor.stage_proc import StageProc
     from supervisor.transport import Inlet
 
@@ -38,6 +39,7 @@ class Monitor:
         stop_fd: an eventfd that becomes readable when the user asks to stop, or None.
         on_stop: called when it has, with its counter.
         hang_watch: sees which stage is stuck, or None if no stage has a `step_timeout_s`.
+        signal_wake: lets a signal end a poll of the main thread, or None if no signal matters.
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class Monitor:
         stop_fd: int | None,
         on_stop: Callable[[int], None],
         hang_watch: HangWatch | None = None,
+        signal_wake: SignalWake | None = None,
     ) -> None:
         self._on_lost = on_lost
         self._on_message = on_message
         self._stop_fd = stop_fd
         self._on_stop = on_stop
         self._hang_watch = hang_watch
+        self._signal_wake = signal_wake
         self._inlets = {proc: pulls[proc.label] for proc in procs}
         self._pulls: dict[Socket, StageProc] = {inlet.socket: proc for proc, inlet in self._inlets.items()}
         self._on_stray: dict[Socket, Callable[[str], None]] = {}
@@ -68,6 +72,8 @@ class Monitor:
             self._poller.register(item, zmq.POLLIN)
         if stop_fd is not None:
             self._poller.register(stop_fd, zmq.POLLIN)
+        if signal_wake is not None:
+            self._poller.register(signal_wake.fd, zmq.POLLIN)
 
     def expect_nothing(self, socket: Socket, on_stray: Callable[[str], None]) -> None:
         """Read and drop whatever comes on a socket, and tell of it."""
@@ -82,7 +88,7 @@ class Monitor:
         """Wait for something, read it, and return; True if a process is dying."""
         if self._hang_watch is not None:
             timeout_s = self._hang_watch.limit(timeout_s)
-        for item, _ in self._poller.poll(None if timeout_s is None else milliseconds(timeout_s)):
+        for item, _ in self._wait(timeout_s):
             # Messages come first in the Poller: what a stage said before its death is read before its death.
             proc = self._pulls.get(item)
             if proc is not None:
@@ -94,6 +100,16 @@ class Monitor:
                 self._notice(proc)
         return bool(self.dying)
 
+    def _wait(self, timeout_s: float | None) -> list[tuple[Any, int]]:
+        timeout_ms = None if timeout_s is None else milliseconds(timeout_s)
+        signal_wake = self._signal_wake
+        if signal_wake is None or not signal_wake.arm():
+            return self._poller.poll(timeout_ms)
+        try:
+            return self._poller.poll(timeout_ms)
+        finally:
+            signal_wake.disarm()
+
     def _sense(self, fd: int | Socket) -> None:
         if isinstance(fd, zmq.Socket):
             *_, content = receive_frames(fd, zmq.NOBLOCK)
@@ -103,6 +119,8 @@ class Monitor:
             self._notice(self._ends[fd])
         elif fd == self._wake_fd:
             os.eventfd_read(self._wake_fd)
+        elif self._signal_wake is not None and fd == self._signal_wake.fd:
+            self._signal_wake.read()
         elif self._stop_fd is not None:
             with suppress(BlockingIOError):  # another pipeline with the same stop_fd has been quicker
                 self._on_stop(os.eventfd_read(self._stop_fd))
