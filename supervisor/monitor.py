@@ -103,7 +103,7 @@ class Monitor:
     def _wait(self, timeout_s: float | None) -> list[tuple[Any, int]]:
         timeout_ms = None if timeout_s is None else milliseconds(timeout_s)
         signal_wake = self._signal_wake
-        if signal_wake is None or not signal_wake.arm():
+        if timeout_ms == 0 or signal_wake is None or not signal_wake.arm():
             return self._poller.poll(timeout_ms)
         try:
             return self._poller.poll(timeout_ms)
