@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stage.errors_text import fit_text
 from stage.stacks import STACKS_SIGNAL
 from supervisor.report import Evidence
-from supervisor.teardown import KILL_WAIT_S, ended_as_asked, wait_all
+from supervisor.teardown import KILL_WAIT_S, wait_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 LOG_LINES = 20
 STACKS_S = 0.5
 """How long a stage has to write its stacks."""
-
-SETTLE_S = 0.05
-"""How much later than its sentinel the pidfd of a killed process may tell its end."""
-ECHO_S = 0.25
-"""How much later than a stage we may be told to stop by whoever signals all processes of a service."""
 
 _LOG_BYTES = 64 * 1024
 _LOOK_S = 0.02
@@ -65,12 +60,6 @@ def convict(proc: StageProc, verdict: Cause, finding: str) -> Evidence:
     proc.kill()
     wait_all([proc], time.monotonic() + KILL_WAIT_S, None)
     return _gather(proc, box, finding, verdict, stacks)
-
-
-def is_excused(proc: StageProc, stops: StopRequests, until: float) -> bool:
-    """True if it ended in order by a signal, and we are asked to stop as well `until` then: that is no death."""
-    in_order = proc.read_box().signal != 0 and proc.wait_end(SETTLE_S)
-    return in_order and ended_as_asked(proc, stops, max(0.0, until - time.monotonic()))
 
 
 def has_failed(proc: StageProc) -> bool:

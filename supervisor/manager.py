@@ -113,13 +113,15 @@ class StageProcManager:
         """Make a `close` that is under way, or yet to come, kill at once."""
         self.stops.hurry()
 
-    def ask_to_end(self, spared: Collection[StageProc], deadline: float) -> list[StageProc]:
-        """Ask all but `spared` to end, and return them; a `close` that follows waits until `deadline`, no longer."""
+    def ask_to_end(self, spared: Collection[StageProc], deadline: float) -> None:
+        """Ask all to end but `spared`, which are failing; a `close` that follows waits until `deadline`, no longer.
+
+        A failing one may take all the time there is to end: the others end meanwhile, so that one deadline is enough.
+        """
         self.stops.deadline = deadline
-        asked = [proc for proc in self.procs if proc not in spared and not has_failed(proc)]
-        for proc in asked:
-            proc.terminate()
-        return asked
+        for proc in self.procs:
+            if proc not in spared and not has_failed(proc):
+                proc.terminate()
 
     def close(self) -> None:
         """End every process: terminate, wait `shutdown_timeout_s` for all of them together, kill. Do it once."""

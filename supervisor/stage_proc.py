@@ -47,6 +47,7 @@ class StageProc:
         state: where it is in its life.
         exit_code: after its end, None where it is unknown.
         was_ready: True once it has said READY.
+        asked_to_stop: True once we have asked it to end.
         ended_at: monotonic clock when its end was confirmed.
     """
 
@@ -62,6 +63,7 @@ class StageProc:
     state: State = State.SPAWNED
     exit_code: int | None = None
     was_ready: bool = False
+    asked_to_stop: bool = False
     ended_at: float | None = field(default=None, repr=False)
     _ending: threading.Lock = field(default_factory=threading.Lock, repr=False)
     oom: OomCounter = field(init=False, repr=False)
@@ -107,6 +109,7 @@ class StageProc:
     def terminate(self) -> None:
         """Ask it to end, once: a second signal would meet an interpreter that has put its handlers away already."""
         if self.state not in {State.STOPPING, State.DEAD}:
+            self.asked_to_stop = True
             self.move(Event.STOP)
             self.send_signal(signal.SIGTERM)
 

@@ -15,12 +15,13 @@ import zmq
 
 from stage.protocol import Failed, Hello, Init, Injection, Ready, handshake_decoder, header_encoder
 from stage.sockets import milliseconds, readable, receive_frames, send_message
-from supervisor.autopsy import ECHO_S, SETTLE_S, convict, examine, has_failed, is_excused
+from supervisor.autopsy import convict, examine, has_failed
 from supervisor.errors import StartupError, StopRequestedError
 from supervisor.lifecycle import Event, State
 from supervisor.log import log
 from supervisor.monitor import DRAIN_S
 from supervisor.report import build_report
+from supervisor.teardown import ECHO_S, SETTLE_S, is_excused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -80,7 +81,6 @@ class _Startup:
         self._stop_fd = manager.stops.fd
         self._deadline = deadline
         self._dying: StageProc | None = None
-        self._asked: list[StageProc] = []
         self._end_by: float | None = None
         self._progress_at = time.monotonic() + PROGRESS_S
         self._stages = {stage.name: stage for stage in manager.config.stages}
@@ -202,7 +202,7 @@ class _Startup:
         self._reporter.publish(report)
         for proc in self._procs.values():
             # Who else has died by now was not asked to either.
-            if proc is not first and proc not in self._asked and has_failed(proc):
+            if proc is not first and not proc.asked_to_stop and has_failed(proc):
                 self._reporter.publish(build_report(self._examine(proc, None), [], first.label))
         raise StartupError(report)
 
@@ -210,8 +210,7 @@ class _Startup:
         if self._end_by is None:
             self._end_by = time.monotonic() + self._manager.config.shutdown_timeout_s
         if not proc.wait_end(SETTLE_S):
-            # It may take all the time there is: the others end meanwhile, so that one deadline is enough.
-            self._asked += self._manager.ask_to_end([proc, *self._asked], self._end_by)
+            self._manager.ask_to_end([proc], self._end_by)
         return examine(proc, said, self._end_by, self._manager.stops)
 
     def _read_late_messages(self) -> None:

@@ -26,8 +26,12 @@ if TYPE_CHECKING:
 
 KILL_WAIT_S = 2.0
 """How long the kernel may take to end a killed process before it is named and left."""
+SETTLE_S = 0.05
+"""How much later than its sentinel the pidfd of a killed process may tell its end."""
+ECHO_S = 0.25
+"""How much later than a stage we may be told to stop by whoever signals all processes of a service."""
 LEFTOVERS_S = 0.2
-"""The same for what the stages have left, where a stage has used that time up already."""
+"""How long what the stages have left may take to end, where a stage has used `KILL_WAIT_S` up already."""
 
 
 class StopRequests:
@@ -104,7 +108,7 @@ def shut_down(
     if os.getpid() != owner_pid:
         return
     # Also a death that nobody has looked at.
-    keep_logs = any(proc.wait_end(0) and not ended_as_asked(proc, stops, 0) for proc in procs)
+    keep_logs = any(proc.wait_end(0) and not is_excused(proc, stops) for proc in procs)
     with signals_hurry(stops.hurry):
         _stop_all([proc for proc in procs if not proc.has_ended], timeout_s, stops)
         _kill_leftovers(run_dir, LEFTOVERS_S if any(not proc.has_ended for proc in procs) else KILL_WAIT_S)
@@ -148,12 +152,18 @@ def _warn_of_bad_end(proc: StageProc) -> None:
     )
 
 
-def ended_as_asked(proc: StageProc, stops: StopRequests, within_s: float) -> bool:
-    """True if a process that has ended did so in order by a signal, and we are asked to stop too, or `within_s`.
+def is_excused(proc: StageProc, stops: StopRequests, until: float = 0.0) -> bool:
+    """True if a process ended in order by a signal, and we are asked to stop as well: that is no death.
 
     Who stops a service signals all its processes, and we may be the last to be told.
+
+    Args:
+        proc: the process.
+        stops: tells whether we are asked.
+        until: how long that may take, on the monotonic clock; what has come is seen in any case.
     """
-    return proc.exit_code == 0 and proc.read_box().signal != 0 and stops.asked_within(within_s)
+    in_order = proc.read_box().signal != 0 and proc.wait_end(SETTLE_S) and proc.exit_code == 0
+    return in_order and stops.asked_within(max(0.0, until - time.monotonic()))
 
 
 def wait_all(procs: list[StageProc], deadline: float, stops: StopRequests | None) -> list[StageProc]:

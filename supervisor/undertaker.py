@@ -6,8 +6,9 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from supervisor.autopsy import ECHO_S, SETTLE_S, convict, examine, has_failed, is_excused
+from supervisor.autopsy import convict, examine, has_failed
 from supervisor.report import build_report
+from supervisor.teardown import ECHO_S, SETTLE_S, is_excused
 
 if TYPE_CHECKING:
     from supervisor.manager import StageProcManager
@@ -35,7 +36,6 @@ class Undertaker:
         self._monitor = monitor
         self._switchboard = switchboard
         self._reporter = reporter
-        self._asked: list[StageProc] = []
         self._heard: list[StageProc] = []
 
     def bury(self) -> None:
@@ -73,14 +73,13 @@ class Undertaker:
     def _next_failed(self, reported: list[StageProc]) -> StageProc | None:
         """Somebody who has failed without being asked to end; an examination takes time, so ask again after each."""
         self._monitor.poll(0)
-        others = [proc for proc in self._manager.procs if proc not in reported and proc not in self._asked]
+        others = [proc for proc in self._manager.procs if proc not in reported and not proc.asked_to_stop]
         return next((proc for proc in others if proc in self._monitor.dying or has_failed(proc)), None)
 
     def _examine(self, proc: StageProc, deadline: float) -> Evidence:
         if not proc.wait_end(SETTLE_S):
-            # It may take all the time there is: the others end meanwhile, so that one deadline is enough.
             self._monitor.poll(0)
-            self._asked += self._manager.ask_to_end([*self._monitor.dying, *self._asked], deadline)
+            self._manager.ask_to_end(self._monitor.dying, deadline)
         # What has died, or failed, in a long call did not hang: nobody has looked at it meanwhile.
         if (finding := self._monitor.finding(proc)) is not None and not has_failed(proc):
             return convict(proc, "hung", finding)

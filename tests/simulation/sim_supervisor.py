@@ -14,13 +14,14 @@ from sim_wires import Clock, Inlet, Kernel, Router, Zmq
 
 from stage import recorded_engine
 from supervisor import core as core_module
-from supervisor import hang_watch, monitor, outbox, switchboard, turns, undertaker
-from supervisor.autopsy import has_failed, is_excused
+from supervisor import hang_watch, monitor, outbox, switchboard, teardown, turns, undertaker
+from supervisor.autopsy import has_failed
 from supervisor.core import Core
 from supervisor.lifecycle import Event
 from supervisor.monitor import Monitor
 from supervisor.report import Evidence
 from supervisor.reporter import Reporter
+from supervisor.teardown import is_excused
 from supervisor.turns import Turns
 from supervisor.undertaker import Undertaker
 
@@ -61,16 +62,16 @@ class Manager:
     def hurry(self) -> None:
         """Nobody hurries a history."""
 
-    def ask_to_end(self, spared: list[SimulatedStage], deadline: float) -> list[SimulatedStage]:
-        """Terminate all but `spared`."""
-        asked = [proc for proc in self.procs if proc not in spared and not has_failed(proc)]  # type: ignore[arg-type]
+    def ask_to_end(self, spared: list[SimulatedStage], deadline: float) -> None:
+        """Terminate all but `spared`, each once."""
+        others = [proc for proc in self.procs if proc not in spared and not proc.asked_to_stop]
+        asked = [proc for proc in others if not has_failed(proc)]  # type: ignore[arg-type]
         self._world.note("supervisor", f"asks {len(asked)} stages to stop, until {deadline:.3f}")
         if not self._asked:
             self.owed = [proc.label for proc in self.procs if proc.is_seen_dead]
         for proc in asked:
             proc.terminate()
         self._asked = True
-        return asked
 
     def close(self) -> None:
         """Terminate, wait, kill."""
@@ -219,6 +220,7 @@ def installed(world: World, kernel: Kernel) -> Iterator[None]:
         (switchboard, "Call", WatchedCall),
         (turns, "time", clock),
         (undertaker, "time", clock),
+        (teardown, "time", clock),
         (undertaker, "examine", autopsy.examine),
         (undertaker, "convict", autopsy.convict),
         (undertaker, "is_excused", autopsy.is_excused),
