@@ -48,8 +48,9 @@ class StageWatch:
         self.finding: str | None = None
         """What is wrong, once something is."""
         self._cells = view_cells(proc.box)
-        self._waiting: tuple[int, int] | None = None
+        self._waiting: tuple[int, int, bool] | None = None
         self._waiting_since = 0.0
+        self._was_stopped = False
 
     def look(self, now: float, floor: float) -> float | None:
         """Seconds until the stage will have been stuck for too long, 0 or less if it has; None if it has no work.
@@ -69,15 +70,18 @@ class StageWatch:
         if cells.call == _UTILITY:
             self._waiting = None  # what waits behind it begins to count when it has ended
             return self.timeout_s
-        if self._waiting != cells[:2]:
-            self._waiting, self._waiting_since = cells[:2], now
+        # A message that comes while requests are held begins a wait of its own.
+        if self._waiting != (waiting := (cells.handled, cells.steps, unhandled > 0)):
+            self._waiting, self._waiting_since, self._was_stopped = waiting, now, False
         since = max(self._waiting_since, floor)
         if unhandled > 0:
             what = "a message has" if unhandled == 1 else f"{unhandled} messages have"
             return self._left(now, since, f"{what} not been handled")
-        # Its engine may wait for good reasons; a stopped one does not.
-        if now - since >= self.timeout_s and not self.proc.is_stopped():
-            self._waiting_since = since = now
+        if now - since >= self.timeout_s:
+            # Its engine may wait for good reasons; one that is stopped all the time does not.
+            was_stopped, self._was_stopped = self._was_stopped, self.proc.is_stopped()
+            if not (was_stopped and self._was_stopped):
+                self._waiting_since = since = now
         return self._left(now, since, "nothing has moved")
 
     def close(self) -> None:

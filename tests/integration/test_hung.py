@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from supervisor.handle import Handle
 
 TIMEOUT_S = 0.4
+PATIENCE_S = 1.0
+"""Where nothing hangs: longer than a busy machine lets a process wait for its turn."""
 
 
 def hangs(point: str, action: str, **args: Any) -> dict[str, Any]:
@@ -60,7 +62,7 @@ def assert_hung(report: StageDeathReport, *words: str) -> None:
     """It is a report of a stage that hung, and says so with these words."""
     assert (report.cause, report.exit_code, report.signal) == ("hung", -9, "SIGKILL")
     assert report.error_message is not None
-    for word in ("step_timeout_s: 0.4", *words):
+    for word in ("(step_timeout_s: ", *words):
         assert word in report.error_message
     assert "was killed" in report.summary()
 
@@ -132,8 +134,8 @@ def test_stopped_while_idle(events: Events) -> None:
 
 def test_a_long_utility_is_no_hang(events: Events) -> None:
     """A utility call may last as long as its caller waits, with messages behind it."""
-    with Pipeline(pipeline_config(slow(0, step_timeout_s=TIMEOUT_S))) as pipeline:
-        caller = in_thread(lambda: pipeline.utility("slow", "nap", (4 * TIMEOUT_S,), timeout_s=HANG_S))
+    with Pipeline(pipeline_config(slow(0, step_timeout_s=PATIENCE_S))) as pipeline:
+        caller = in_thread(lambda: pipeline.utility("slow", "nap", (4 * PATIENCE_S,), timeout_s=HANG_S))
         until(lambda: is_asleep(caller), "the call waits")
         assert data_of(pipeline.submit(["x"]).result(HANG_S)) == ["x"]
         assert ended(caller)
@@ -142,7 +144,7 @@ def test_a_long_utility_is_no_hang(events: Events) -> None:
 
 def test_many_quick_steps_are_no_hang() -> None:
     """What counts is one step, not how long a request takes, and not how many wait."""
-    with Pipeline(pipeline_config(slow(TIMEOUT_S / 10, step_timeout_s=TIMEOUT_S))) as pipeline:
+    with Pipeline(pipeline_config(slow(PATIENCE_S / 20, step_timeout_s=PATIENCE_S))) as pipeline:
         handles = [pipeline.submit(list(range(25))) for _ in range(3)]
         for handle in handles:
             assert data_of(handle.result(HANG_S)) == list(range(25))
@@ -150,10 +152,10 @@ def test_many_quick_steps_are_no_hang() -> None:
 
 def test_held_requests_are_no_hang() -> None:
     """An engine may hold requests for as long as it likes while it has no work."""
-    config = pipeline_config(stage("gate", "Gate", step_timeout_s=TIMEOUT_S), slow(0))
+    config = pipeline_config(stage("gate", "Gate", step_timeout_s=PATIENCE_S), slow(0))
     with Pipeline(config) as pipeline:
         handle = pipeline.submit(["x"])
-        pipeline.utility("slow", "nap", (3 * TIMEOUT_S,), timeout_s=HANG_S)
+        pipeline.utility("slow", "nap", (3 * PATIENCE_S,), timeout_s=HANG_S)
         assert pipeline.died is None
         pipeline.utility("gate", "open", (1,))
         assert data_of(handle.result(HANG_S)) == ["x"]
@@ -162,9 +164,11 @@ def test_held_requests_are_no_hang() -> None:
 def test_messages_that_fail_alone_count() -> None:
     """What could not be encoded, was refused or aborted leaves the count of handled messages right."""
     config = pipeline_config(
-        stage("bad", "Unsendable", step_timeout_s=TIMEOUT_S),
+        stage("bad", "Unsendable", step_timeout_s=PATIENCE_S),
         slow(0),
-        stage("picky", "FaultEngine", args={"point": "add", "action": "raise_request_error"}, step_timeout_s=TIMEOUT_S),
+        stage(
+            "picky", "FaultEngine", args={"point": "add", "action": "raise_request_error"}, step_timeout_s=PATIENCE_S
+        ),
     )
     with Pipeline(config) as pipeline:
         for data in ("bad", "fine", "fine"):
@@ -173,7 +177,7 @@ def test_messages_that_fail_alone_count() -> None:
                 handle.result(HANG_S)
             handle.abort()
         pipeline.submit(["x"]).abort()
-        pipeline.utility("slow", "nap", (3 * TIMEOUT_S,), timeout_s=HANG_S)
+        pipeline.utility("slow", "nap", (3 * PATIENCE_S,), timeout_s=HANG_S)
         assert pipeline.died is None
         assert data_of(pipeline.submit("fine").result(HANG_S)) == ["fine"]
         os.kill(pid_of(pipeline, "bad"), signal.SIGSTOP)
@@ -225,14 +229,14 @@ def test_outputs_before_the_hang() -> None:
 def test_rest_costs_nothing(script: Callable[[str], Script]) -> None:
     """While nothing is to be done there is no timer, neither in the supervisor nor in a watched stage."""
     running = script(
-        "with Pipeline(pipeline_config(stage('echo', step_timeout_s=0.05))) as pipeline:\n"
+        "with Pipeline(pipeline_config(stage('echo', step_timeout_s=0.25))) as pipeline:\n"
         "    pipeline.submit('x').result(HANG_S)\n    ready(pipeline)\n    threading.Event().wait()\n"
     )
     pids = [running.process.pid, *running.pids()]
 
     def rest() -> bool:
         before = [_switches(pid) for pid in pids]
-        threading.Event().wait(0.5)  # ten times the timer that there would be
+        threading.Event().wait(1)  # four times the timer that there would be
         return before == [_switches(pid) for pid in pids]
 
     with run_directory_stays(), watching(*pids) as wait_gone:

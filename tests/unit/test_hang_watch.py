@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TIMEOUT_S = 10.0
+SETTING = "(step_timeout_s: 10)"
 
 
 @dataclass
@@ -123,6 +124,38 @@ def test_held_requests(watched: Watched) -> None:
     watched.has(handled=1, in_hand=1)
     assert [watched.watch.look(now, 0.0) for now in (1.0, 1000.0)] == [TIMEOUT_S, TIMEOUT_S]
     assert (watched.watch.at_rest, watched.watch.finding) == (False, None)
+
+
+def test_message_to_held_requests(watched: Watched) -> None:
+    """A message to a stage that holds requests waits from when it is seen, not from when they came to be held."""
+    watched.watch.sent = 1
+    watched.has(handled=1, in_hand=1)
+    assert watched.watch.look(1.0, 0.0) == TIMEOUT_S
+    watched.watch.sent = 2
+    assert watched.watch.look(11.0, 0.0) == TIMEOUT_S
+    watched.watch.sent = 3
+    assert watched.watch.look(15.0, 0.0) == pytest.approx(6.0)
+    assert watched.watch.finding is None
+    watched.watch.look(21.5, 0.0)
+    assert watched.watch.finding == "2 messages have not been handled for 10.5 s, with 1 request in hand " + SETTING
+
+
+@pytest.mark.parametrize(
+    "stopped", [(True, False, True, False), (False, True, False), (False, True, True), (True, True)]
+)
+def test_stopped_with_held_requests(watched: Watched, stopped: tuple[int, ...]) -> None:
+    """Only a stage that is stopped for the whole time may not hold requests."""
+    looks = iter(stopped)
+    proc: Any = watched.watch.proc
+    proc.is_stopped = lambda: bool(next(looks))
+    watched.watch.sent = 1
+    watched.has(handled=1, in_hand=1)
+    times = [1.0 + TIMEOUT_S * count for count in range(len(stopped) + 1)]
+    left = [watched.watch.look(now, 0.0) for now in times]
+    stays = stopped[-2:] == (1, 1)
+    assert left == [TIMEOUT_S] * len(stopped) + [0.0 if stays else TIMEOUT_S]
+    finding = f"nothing has moved for 10.0 s, with 1 request in hand {SETTING}"
+    assert watched.watch.finding == (finding if stays else None)
 
 
 def test_handled_before_it_is_counted(watched: Watched) -> None:
