@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import zmq
 
-from stage.protocol import Failed, Handshake, Hello, Init, Ready, header_encoder, init_decoder
+from stage.names import label_of
+from stage.protocol import Failed, Handshake, Hello, Ready, header_encoder
 from stage.sockets import Context, Socket, open_socket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import msgspec
+
     from stage.black_box import BlackBox
 
 FLUSH_MS = 1000
 
+T = TypeVar("T")
+
 
 @contextmanager
-def handshake(context: Context, address: str, hello: Hello, box: BlackBox) -> Iterator[Init]:
+def handshake(
+    context: Context, address: str, hello: Hello, box: BlackBox, decoder: msgspec.msgpack.Decoder[T]
+) -> Iterator[T]:
     """Greet the supervisor and yield what it answers; the end of the block is READY, an exception in it is FATAL.
 
     The wait for the answer has no limit of its own: the supervisor's deadline and the watch on the supervisor end it.
@@ -29,18 +36,19 @@ def handshake(context: Context, address: str, hello: Hello, box: BlackBox) -> It
         address: the supervisor's handshake endpoint.
         hello: who we are.
         box: gets the phase and the error; what it recorded first is what FATAL says.
+        decoder: for the answer.
 
     Raises:
         msgspec.DecodeError: the answer is no INIT; nothing of it has been applied.
     """
-    identity = f"{hello.stage}/{hello.replica}".encode()
+    identity = label_of(hello.stage, hello.replica).encode()
     with open_socket(context, zmq.DEALER, connect=address, identity=identity) as socket:
         # The last word must arrive, though the socket is closed, or the process ends, right after it.
         socket.setsockopt(zmq.LINGER, FLUSH_MS)
         try:
             box.enter("hello")
             _send(socket, hello)
-            yield init_decoder.decode(socket.recv())
+            yield decoder.decode(socket.recv())
             # Entered before it is said: who reads READY may look into the box at once.
             box.enter("ready")
             _send(socket, Ready())

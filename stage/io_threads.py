@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ from stage.strays import Strays
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from queue import SimpleQueue
+
+    from stage.group_link import GroupLink
 
     Message = tuple[str, Any]
     Emit = tuple[Any, ...]
@@ -72,8 +75,11 @@ class IOThread:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=_guard, args=(name, body, self._ready, on_death), name=name, daemon=True)
 
-    def start(self) -> None:
+    def start(self, waits_for: str | None = None) -> None:
         """Start the thread and return once it is ready.
+
+        Args:
+            waits_for: what it waits for before, if that may take its time: for the log.
 
         Raises:
             RuntimeError: it died before it was ready.
@@ -83,6 +89,8 @@ class IOThread:
             # The wait is bounded by the thread's life; the whole start is bounded by the supervisor's deadline.
             if not self._thread.is_alive():
                 break
+            if waits_for is not None:
+                print(f"{self._thread.name}: waiting for {waits_for}", flush=True)  # noqa: T201 (into the stage's log)
         if not self._ready.is_set():
             raise RuntimeError(f"{self._kind} thread died during startup")
 
@@ -112,16 +120,20 @@ def run_input(
     identity: bytes,
     input_queue: SimpleQueue[Message],
     output_queue: SimpleQueue[Emit],
+    link: GroupLink | None,
     ready: threading.Event,
 ) -> None:
     """Decode what the supervisor sends into `input_queue`, until the context shuts down."""
-    with open_socket(context, zmq.DEALER, connect=address, identity=identity) as socket:
+    with ExitStack() as opened:
+        socket = opened.enter_context(open_socket(context, zmq.DEALER, connect=address, identity=identity))
         # A ROUTER cannot address a peer that has not spoken on this very socket.
         socket.send(b"")
+        if link is not None:
+            opened.enter_context(link.join(context, socket))
         ready.set()
         strays = Strays(partial(_log.warning, "dropped messages that are none of ours, the last since %s: %d"))
         while True:
-            frames = receive_frames(socket)
+            frames = receive_frames(socket) if link is None else link.receive(socket, input_queue)
             try:
                 messages = to_stage_decoder.decode(frames[0].buffer)
             except (msgspec.DecodeError, RecursionError) as exc:
@@ -130,7 +142,9 @@ def run_input(
             if sum([message.frames for message in messages]) != len(frames) - 1:
                 strays.add("its header and its frames do not match")
                 continue
-            _queue_messages(messages, frames, input_queue, output_queue)
+            requests = _queue_messages(messages, frames, input_queue, output_queue)
+            if link is not None:
+                link.received(requests, output_queue)
 
 
 def _queue_messages(
@@ -138,8 +152,9 @@ def _queue_messages(
     frames: Sequence[zmq.Frame],
     input_queue: SimpleQueue[Message],
     output_queue: SimpleQueue[Emit],
-) -> None:
-    at = 1
+) -> int:
+    """Decode and queue; return how many requests were among them."""
+    at, requests = 1, 0
     for message in messages:
         if isinstance(message, Abort):
             input_queue.put(("ABORT", message.request_ids))
@@ -156,8 +171,10 @@ def _queue_messages(
             continue
         if isinstance(message, Add):
             input_queue.put(("ADD", (message.request_id, data)))
+            requests += 1
         else:
             input_queue.put(("UTILITY", (message.call_id, message.name, tuple(data))))
+    return requests
 
 
 def _undecodable(message: Add | Utility, exc: Exception) -> Emit:
@@ -174,6 +191,7 @@ def run_output(
     before_fatal: Callable[[], None],
     flush_timeout_s: float,
     max_bytes: int,
+    link: GroupLink | None,
     ready: threading.Event,
 ) -> None:
     """Send what the busy loop emits, all that is at hand in one message, up to its last word.
@@ -181,6 +199,7 @@ def run_output(
     `before_fatal` is called before a `fatal` leaves: who reads it may look into the black box at once.
     """
     socket = open_socket(context, zmq.PUSH, connect=address)
+    teller = None if link is None else link.open_teller(context)
     try:
         ready.set()
         last = False
@@ -191,11 +210,15 @@ def run_output(
             last = batch[-1][0] in _LAST_WORDS
             if batch[-1][0] == "fatal":
                 before_fatal()
+            if link is not None:
+                batch = link.divert(batch)
             header, frames = encode_batch(batch, input_queue, max_bytes)
             if header:
                 send_message(socket, header_encoder.encode(header), frames)
     finally:
         socket.close(linger=int(flush_timeout_s * 1000))
+        if teller is not None:
+            teller.close(linger=0)
 
 
 def encode_batch(

@@ -22,3 +22,8 @@ def name_thread(name: str) -> None:
         Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_bytes(name.encode()[:_KERNEL_LIMIT])
     except OSError:
         return  # a name is a courtesy: without /proc everything else still works
+
+
+def label_of(stage: str, replica: int | None) -> str:
+    """`stage/replica`, or `stage/coordinator`: the routing id of a process, and how it is called."""
+    return f"{stage}/{'coordinator' if replica is None else replica}"

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from stage.group_protocol import Loads, Members, WaveEnded, WaveStarted
+
 
 class Add(msgspec.Struct, array_like=True, tag="add", gc=False):
     """A request for the engine; `frames` is the number of payload frames that belong to it."""
@@ -77,7 +79,9 @@ class Fatal(msgspec.Struct, array_like=True, tag="fatal", gc=False):
 
 
 ToStage = Add | Abort | Utility
-FromStage = Out | End | Refused | Reply | Fatal
+ToProcess = ToStage | Members
+FromStage = Out | End | Refused | Reply | Fatal | Loads | WaveStarted | WaveEnded
+"""The last three come from a coordinator."""
 
 
 class ErrorRecord(msgspec.Struct, frozen=True):
@@ -99,10 +103,10 @@ class ErrorRecord(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, tag="HELLO"):
-    """The stage's first word on the handshake socket."""
+    """The first word of a stage process, or of a coordinator, on the handshake socket."""
 
     stage: str
-    replica: int
+    replica: int | None
     pid: int
 
 
@@ -121,6 +125,7 @@ class Init(msgspec.Struct, tag="INIT"):
         watched: True if the supervisor watches for calls that hang.
         max_payload_bytes: the size from which on an output, or the result of a utility, is not sent.
         injection: a fault to act out, or None.
+        group: how to reach the coordinator, or None for a stage of one replica.
     """
 
     engine: str
@@ -134,6 +139,37 @@ class Init(msgspec.Struct, tag="INIT"):
     watched: bool
     max_payload_bytes: int
     injection: Injection | None
+    group: GroupAddresses | None
+
+
+class GroupAddresses(msgspec.Struct):
+    """Where a coordinator is met.
+
+    Args:
+        publish: endpoint from which it publishes to every replica.
+        collect: endpoint at which it collects what they tell.
+        lockstep: True if the replicas step together.
+    """
+
+    publish: str
+    collect: str
+    lockstep: bool
+
+
+class GroupInit(msgspec.Struct, tag="GROUP"):
+    """All that a coordinator needs to become ready.
+
+    Args:
+        group: what to bind.
+        replicas: the numbers of those that the group begins with.
+        input_address: endpoint of the supervisor's that tells of members.
+        output_address: endpoint of the supervisor's that takes what the coordinator tells.
+    """
+
+    group: GroupAddresses
+    replicas: list[int]
+    input_address: str
+    output_address: str
 
 
 class Injection(msgspec.Struct, frozen=True):
@@ -167,3 +203,4 @@ to_stage_decoder: msgspec.msgpack.Decoder[list[ToStage]] = msgspec.msgpack.Decod
 from_stage_decoder: msgspec.msgpack.Decoder[list[FromStage]] = msgspec.msgpack.Decoder(list[FromStage])
 handshake_decoder: msgspec.msgpack.Decoder[Handshake] = msgspec.msgpack.Decoder(Handshake)
 init_decoder: msgspec.msgpack.Decoder[Init] = msgspec.msgpack.Decoder(Init)
+group_init_decoder: msgspec.msgpack.Decoder[GroupInit] = msgspec.msgpack.Decoder(GroupInit)

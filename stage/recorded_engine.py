@@ -38,10 +38,16 @@ class RecordedEngine:
             self.set_failure_callback = engine.set_failure_callback
         self.has_work = engine.has_work
         self._step = engine.step
+        self._dummy_step: Any = getattr(engine, "dummy_step", None)
         if injection is not None:
             self._step = FaultyStep(engine.step, injection)
         self._cells = box.cells
         self._in_hand: set[str] = set()
+
+    @property
+    def in_hand(self) -> int:
+        """Requests that the engine has."""
+        return len(self._in_hand)
 
     def add(self, request_id: str, data: Any) -> None:
         """Hand a request to the engine."""
@@ -68,6 +74,15 @@ class RecordedEngine:
             return self._passed_on(outputs)
         self._account_for(outputs)
         return outputs
+
+    def dummy_step(self) -> None:
+        """Record a step without work, and do it."""
+        cells = self._cells
+        cells[STEPS] += 1
+        cells[CALL_SINCE] = monotonic_ns()
+        cells[CALL] = _STEP
+        self._dummy_step()
+        cells[CALL] = 0
 
     def _passed_on(self, outputs: Iterable[Any]) -> Iterator[Any]:
         """A generator of the engine's does its work while it is read: that is within the step."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from stage.handshake import BootStopped
 
@@ -19,10 +19,16 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from stage.black_box import BlackBox
-    from stage.busy_loop import BusyLoop
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 INSIST_S = 0.02
+
+
+class Stoppable(Protocol):
+    """What can be asked to end, from any thread and from a signal handler."""
+
+    def request_shutdown(self) -> None:
+        """End soon."""
 
 
 class StopSignals:
@@ -34,7 +40,7 @@ class StopSignals:
 
     def __init__(self, box: BlackBox) -> None:
         self._box = box
-        self._loop: BusyLoop | None = None
+        self._loop: Stoppable | None = None
         self._asked = False
         for signum in SIGNALS:
             signal.signal(signum, self._handle)
@@ -54,7 +60,7 @@ class StopSignals:
         for signum in SIGNALS:
             signal.signal(signum, signal.SIG_IGN)
 
-    def hand_over(self, loop: BusyLoop) -> None:
+    def hand_over(self, loop: Stoppable) -> None:
         """From now on a signal asks `loop` to end, also one that the engine has swallowed while it was built."""
         self._loop = loop
         if self._asked:

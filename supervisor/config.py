@@ -17,6 +17,7 @@ import yaml
 
 from supervisor.config_check import as_carried, find_problems, key_path
 from supervisor.config_graph import find_graph_problems
+from supervisor.seats import Balance  # noqa: TC001 (msgspec reads the annotations)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +57,15 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True):
         inputs: names of the stages whose outputs come in; empty for a stage that takes the users' requests.
         take: `each` output of an upstream stage is a sub-request, or only the `final` one that carries data.
         replicas: the number of processes.
+        balance: which replica takes a request: the one with the `least_loaded` queue, `round_robin`, or `sticky`, the
+            same one for the same session.
+        on_death: `stop`, the whole pipeline with it, or `degrade`: the death of a replica costs the requests that it
+            had, and the others go on; the last one's death stops the pipeline, as does any in a lockstep group.
+        drain_timeout_s: how long a replica that is to go may take to finish what it has.
+        lockstep: True for an engine whose replicas must step together: while any has work, all step, those without by
+            `dummy_step`.
+        max_in_flight: how many requests, or sub-requests, a replica may have at once; the others wait. None for no
+            limit of its own.
         step_timeout_s: how long a step, or a message to the stage that it does not take in, may last before the stage
             is taken for hung and killed; None for ever.
     """
@@ -68,13 +78,23 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[str, ...] = ()
     take: Literal["each", "final"] = "each"
     replicas: int = 1
+    balance: Balance = "least_loaded"
+    on_death: Literal["stop", "degrade"] = "stop"
+    drain_timeout_s: float = 30
+    lockstep: bool = False
+    max_in_flight: int | None = None
     step_timeout_s: float | None = None
 
-    def environment(self, replica: int) -> dict[str, str]:
-        """The variables to set in the process of replica number `replica`, over those that it inherits."""
+    def environment(self, replica: int, replicas: int) -> dict[str, str]:
+        """The variables to set in the process of a replica, over those that it inherits.
+
+        Args:
+            replica: its number, from 0.
+            replicas: how many there are as it starts.
+        """
         # Several processes share the machine: one thread each, unless somebody says otherwise.
         threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
-        identity = {"STAGE_NAME": self.name, "STAGE_REPLICA": str(replica), "STAGE_REPLICAS": str(self.replicas)}
+        identity = {"STAGE_NAME": self.name, "STAGE_REPLICA": str(replica), "STAGE_REPLICAS": str(replicas)}
         return threads | self.env | identity
 
 

@@ -148,6 +148,19 @@ _pipeline_name = _scalar(str, lambda text: text and text.isprintable(), "printab
 _stage_name = _scalar(str, _STAGE_NAME.fullmatch, _NAME)
 _engine = _scalar(str, _is_import_path, f"{_ENGINE}, such as 'stage.engines.countdown:Countdown'")
 _take = _scalar(str, lambda text: text in ("each", "final"), "'each' or 'final'")
+_on_death = _scalar(str, lambda text: text in ("stop", "degrade"), "'stop' or 'degrade'")
+_balance = _scalar(
+    str,
+    lambda text: text in ("least_loaded", "round_robin", "sticky"),
+    "'least_loaded', 'round_robin' or 'sticky'",
+)
+
+
+def _truth(path: str, value: Any) -> Iterator[str]:
+    if not isinstance(value, bool):
+        yield _wrong(path, value, "true or false")
+
+
 _whole = _scalar(int, lambda number: number >= 1, "a whole number of at least 1")
 # NaN fails every comparison, so it is refused here as well.
 _seconds = _scalar(
@@ -157,14 +170,12 @@ _seconds = _scalar(
 )
 
 
-def _replicas(path: str, value: Any) -> Iterator[str]:
-    if isinstance(value, bool) or not isinstance(value, int) or value != 1:
-        yield f"{path}: 1 is the only value that this version runs, found {_found(value)}"
+def _unless_none(check: Check) -> Check:
+    def check_it(path: str, value: Any) -> Iterator[str]:
+        if value is not None:
+            yield from check(path, value)
 
-
-def _step_timeout(path: str, value: Any) -> Iterator[str]:
-    if value is not None:
-        yield from _seconds(path, value)
+    return check_it
 
 
 def _stages(path: str, value: Any) -> Iterator[str]:
@@ -286,8 +297,13 @@ _STAGE_CHECKS: dict[str, Check] = {
     "cpus": _cpus,
     "inputs": _inputs,
     "take": _take,
-    "replicas": _replicas,
-    "step_timeout_s": _step_timeout,
+    "replicas": _whole,
+    "balance": _balance,
+    "on_death": _on_death,
+    "drain_timeout_s": _seconds,
+    "lockstep": _truth,
+    "max_in_flight": _unless_none(_whole),
+    "step_timeout_s": _unless_none(_seconds),
 }
 
 _PIPELINE_CHECKS: dict[str, Check] = {

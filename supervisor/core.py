@@ -11,12 +11,15 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from supervisor.errors import StageDiedError
+from supervisor.handshakes import Handshakes
 from supervisor.hang_watch import HangWatch, StageWatch
 from supervisor.log import log
 from supervisor.manager import StageProcManager
+from supervisor.membership import Membership
 from supervisor.monitor import Monitor
 from supervisor.outbox import Outbox
 from supervisor.reporter import Reporter
+from supervisor.scaling import Scaling
 from supervisor.signal_wake import SignalWake
 from supervisor.startup import launch
 from supervisor.switchboard import Switchboard
@@ -66,7 +69,8 @@ class Core:
             opened.callback(self.manager.close)
             transport = Transport(self.manager)
             opened.callback(transport.close)
-            with launch(self.manager, transport, reporter, injections):
+            handshakes = Handshakes(config, transport, injections)
+            with launch(self.manager, transport, reporter, handshakes):
                 self.switchboard = Switchboard(config, Outbox(transport.router, transport.strays))
             hang_watch = _watch_for_hangs(config, self.manager.procs, self.switchboard.outbox)
             if hang_watch is not None:
@@ -84,11 +88,15 @@ class Core:
                 signal_wake,
             )
             opened.callback(self._monitor.close)
-            self._monitor.expect_nothing(transport.handshake, transport.strays.add)
             # Once more, so that it comes first: a stage flushes its last messages into sockets that are still open.
             opened.callback(self.manager.close)
             self.turns = Turns(self._monitor, self.switchboard.outbox, self.switchboard.lock)
-            self._undertaker = Undertaker(self.manager, self._monitor, self.switchboard, reporter)
+            membership = Membership(self.manager, self._monitor, self.switchboard, handshakes)
+            self._monitor.listen(transport.handshake, membership.hear)
+            self.scaling = Scaling(
+                self.manager, transport, handshakes, self._monitor, self.switchboard, membership, self.turns
+            )
+            self._undertaker = Undertaker(self.manager, self._monitor, self.switchboard, reporter, membership)
             parts = (self.turns, self._monitor, self.switchboard, self._undertaker)
             self._thread = threading.Thread(target=_watch, args=parts, name="pipeline-watch", daemon=True)
             self._thread.start()
@@ -106,6 +114,11 @@ class Core:
         while not switchboard.open(request, payload):
             self.raise_refusal()
             self.turns.wait(switchboard.slots, switchboard.has_slot)
+
+    @property
+    def is_closed(self) -> bool:
+        """True once `close` has begun."""
+        return self._closed
 
     def raise_refusal(self) -> None:
         """Raise why nothing is accepted any more, if so."""
@@ -145,7 +158,8 @@ class Core:
 def _watch_for_hangs(config: PipelineConfig, procs: list[StageProc], outbox: Outbox) -> HangWatch | None:
     """Watch the stages that have a `step_timeout_s`; None if none has."""
     limits = {stage.name: stage.step_timeout_s for stage in config.stages}
-    watches = [StageWatch(proc, limit) for proc in procs if (limit := limits[proc.stage]) is not None]
+    replicas = [proc for proc in procs if proc.role == "stage"]
+    watches = [StageWatch(proc, limit) for proc in replicas if (limit := limits[proc.stage]) is not None]
     outbox.watches = {watch.proc.label.encode(): watch for watch in watches}
     return HangWatch(watches) if watches else None
 
@@ -153,8 +167,9 @@ def _watch_for_hangs(config: PipelineConfig, procs: list[StageProc], outbox: Out
 def _watch(turns: Turns, monitor: Monitor, switchboard: Switchboard, undertaker: Undertaker) -> None:
     try:
         turns.run_background()
-        if monitor.dying:
-            undertaker.bury()
+        while monitor.dying and not undertaker.bury():
+            turns.resume()
+            turns.run_background()
     except BaseException:
         # A fault of ours: nobody may be left waiting for results that cannot come any more.
         log.exception("pipeline_failed")

@@ -61,8 +61,8 @@ class Handle(Request, Waitable):
 
     __slots__ = ("_pieces", "_switchboard", "_turns", "tokens")
 
-    def __init__(self, request_id: str, switchboard: Switchboard, turns: Turns) -> None:
-        Request.__init__(self, request_id)
+    def __init__(self, request_id: str, switchboard: Switchboard, turns: Turns, session: str | None = None) -> None:
+        Request.__init__(self, request_id, session)
         self.tokens: tuple[Token, ...] = ()
         self._switchboard = switchboard
         self._turns = turns

@@ -144,6 +144,12 @@ class HangWatch:
         """What is wrong with a process, or None."""
         return next((watch.finding for watch in self.watches if watch.proc is proc), None)
 
+    def forget(self, proc: StageProc) -> None:
+        """Watch a process no more."""
+        for watch in [watch for watch in self.watches if watch.proc is proc]:
+            self.watches.remove(watch)
+            watch.close()
+
     def close(self) -> None:
         """Let go of every black box."""
         for watch in self.watches:

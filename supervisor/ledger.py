@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
+from supervisor.seats import Seat, Seats
+
 if TYPE_CHECKING:
     from stage.codec import Payload
-    from supervisor.config import PipelineConfig
+    from supervisor.config import PipelineConfig, StageConfig
     from supervisor.report import StageDeathReport
 
 OutcomeName = Literal["finished", "aborted", "failed"]
@@ -26,13 +28,13 @@ class StageNode:
 
     Args:
         name: the stage's name.
-        key: the routing id of its process.
+        seats: its replicas.
         take: which outputs of the stages above become requests of this one.
         consumers: the stages below; none for a final stage.
     """
 
     name: str
-    key: bytes
+    seats: Seats
     take: str
     consumers: list[StageNode] = field(default_factory=list)
 
@@ -46,12 +48,14 @@ class Request(ABC):
 
     Args:
         request_id: the user's id.
+        session: requests of one session go to the same replica of a stage whose balance is `sticky`; None for the id.
     """
 
-    __slots__ = ("error", "id", "outcome", "report", "tasks")
+    __slots__ = ("error", "id", "outcome", "report", "session", "tasks")
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, session: str | None = None) -> None:
         self.id = request_id
+        self.session = request_id if session is None else session
         self.tasks: dict[str, Task] = {}
         self.outcome: OutcomeName | None = None
         self.error: str | None = None
@@ -73,6 +77,7 @@ class Task(msgspec.Struct, gc=False, eq=False):
     Args:
         request: whose it is.
         node: the stage.
+        seat: the replica that has it, or None while every one is full.
         part: the index of the output at each stage before.
         outputs: outputs with data so far.
         held: the last of them, for consumers that take only that one.
@@ -81,9 +86,11 @@ class Task(msgspec.Struct, gc=False, eq=False):
     # Not tracked by the garbage collector: the ring from request to task is undone when the task ends.
     request: Request
     node: StageNode
+    seat: Seat | None
     part: list[int]
     outputs: int = 0
     held: Payload | None = None
+    """Also what it will be given, while it waits for a seat."""
 
 
 def check_id(request_id: str) -> None:
@@ -107,19 +114,28 @@ def check_id(request_id: str) -> None:
 class Post(Protocol):
     """Where the ledger says what the stages must be sent."""
 
-    def add(self, node: StageNode, engine_id: str, payload: Payload) -> None:
-        """Give a stage a request."""
+    def add(self, seat: Seat, engine_id: str, payload: Payload) -> None:
+        """Give a replica a request."""
 
-    def abort(self, node: StageNode, engine_ids: list[str]) -> None:
-        """Tell a stage to forget requests."""
+    def abort(self, seat: Seat, engine_ids: list[str]) -> None:
+        """Tell a replica to forget requests."""
 
 
 def build_graph(config: PipelineConfig) -> list[StageNode]:
     """Turn a config into the stages that take requests, each linked to its consumers."""
-    nodes = {stage.name: StageNode(stage.name, f"{stage.name}/0".encode(), stage.take) for stage in config.stages}
+    nodes = {stage.name: StageNode(stage.name, _seats(stage), stage.take) for stage in config.stages}
     for node in nodes.values():
         node.consumers = [nodes[consumer.name] for consumer in config.consumers(node.name)]
     return [nodes[source.name] for source in config.sources]
+
+
+def _reachable(nodes: list[StageNode]) -> list[StageNode]:
+    return nodes + [below for node in nodes for below in _reachable(node.consumers)]
+
+
+def _seats(stage: StageConfig) -> Seats:
+    seats = [Seat(replica, f"{stage.name}/{replica}".encode()) for replica in range(stage.replicas)]
+    return Seats(seats, stage.balance, stage.max_in_flight)
 
 
 class Ledger:
@@ -132,6 +148,7 @@ class Ledger:
 
     def __init__(self, sources: list[StageNode], post: Post) -> None:
         self._sources = sources
+        self._nodes = {node.name: node for node in _reachable(sources)}
         self._post = post
         self.requests: dict[str, Request] = {}
         """Those without an outcome, by id, oldest first; only the ledger changes it."""
@@ -187,6 +204,7 @@ class Ledger:
         task = self._tasks.get(engine_id)
         if task is not None:
             del self._tasks[engine_id], task.request.tasks[engine_id]
+            self._free(task)
             self.close(task.request, "failed", f"stage {task.node.name!r}: {error}")
 
     def close(
@@ -199,15 +217,47 @@ class Ledger:
         """End a request that is alive, whatever it waits for; one that has ended or is not open stays as it is."""
         if self.requests.get(request.id) is not request:
             return
-        cancels: dict[str, tuple[StageNode, list[str]]] = {}
+        cancels: dict[bytes, tuple[Seat, list[str]]] = {}
+        tasks = list(request.tasks.values())
         for engine_id, task in request.tasks.items():
-            cancels.setdefault(task.node.name, (task.node, []))[1].append(engine_id)
+            if task.seat is not None:
+                cancels.setdefault(task.seat.key, (task.seat, []))[1].append(engine_id)
             del self._tasks[engine_id]
         request.tasks.clear()
-        for node, engine_ids in cancels.values():
-            self._post.abort(node, engine_ids)
+        for seat, engine_ids in cancels.values():
+            self._post.abort(seat, engine_ids)
         request.report = report
         self._end(request, outcome, error)
+        # Behind the aborts: a task that takes a seat now is sent behind the abort of the one that had it.
+        for task in tasks:
+            self._free(task)
+
+    def add_seat(self, stage: str, seat: Seat) -> None:
+        """Let a replica that has joined take requests, those first that wait."""
+        seats = self._nodes[stage].seats
+        seats.add(seat)
+        self._seat_waiting(seats)
+
+    def has_seat(self, stage: str, key: bytes) -> bool:
+        """True if the process of routing id `key` takes requests."""
+        return any(seat.key == key for seat in self._nodes[stage].seats)
+
+    def retire(self, stage: str, key: bytes) -> Seat | None:
+        """Give a replica nothing any more, and what stuck to it to others; None if it is given nothing already."""
+        seats = self._nodes[stage].seats
+        seat = seats.remove(key)
+        self._seat_waiting(seats)
+        return seat
+
+    def requests_at(self, stage: str, key: bytes) -> list[Request]:
+        """The requests of which a replica has a part, oldest first."""
+        tasks = [task for task in self._tasks.values() if task.node.name == stage]
+        return list(dict.fromkeys(task.request for task in tasks if task.seat is not None and task.seat.key == key))
+
+    def take_loads(self, stage: str, loads: dict[int, tuple[int, int]]) -> None:
+        """Take what a stage's replicas have published: how many requests wait, and how many their engines have."""
+        for seat in self._nodes[stage].seats:
+            seat.waiting, _ = loads.get(seat.replica, (0, 0))
 
     def _check_stranger(self, engine_id: str) -> None:
         """Tell an id that has ended from one that was never given out: then an engine mixes its ids up."""
@@ -218,8 +268,31 @@ class Ledger:
     def _begin(self, request: Request, node: StageNode, part: list[int], payload: Payload) -> None:
         self._number += 1
         engine_id = f"{request.id}#{self._number}"
-        self._tasks[engine_id] = request.tasks[engine_id] = Task(request, node, part)
-        self._post.add(node, engine_id, payload)
+        seat = node.seats.take(engine_id, request.session)
+        task = self._tasks[engine_id] = request.tasks[engine_id] = Task(request, node, seat, part)
+        if seat is None:
+            task.held = payload
+        else:
+            self._post.add(seat, engine_id, payload)
+
+    def _free(self, task: Task) -> None:
+        """Give the seat of a task that has ended to the next one that waits for it."""
+        if task.seat is None:
+            return
+        task.node.seats.give_back(task.seat)
+        self._seat_waiting(task.node.seats)
+
+    def _seat_waiting(self, seats: Seats) -> None:
+        """Give the seats that are free to those who wait."""
+        while (found := seats.next_waiting()) is not None:
+            engine_id, seat = found
+            waiting = self._tasks.get(engine_id)
+            if waiting is None:
+                seats.give_back(seat)  # it has ended while it waited
+                continue
+            assert waiting.held is not None  # noqa: S101 (so it was put in)
+            payload, waiting.held, waiting.seat = waiting.held, None, seat
+            self._post.add(seat, engine_id, payload)
 
     def _finish(self, engine_id: str, task: Task) -> None:
         request = task.request
@@ -229,6 +302,7 @@ class Ledger:
                 if consumer.take == "final":
                     self._begin(request, consumer, part, task.held)
         del self._tasks[engine_id], request.tasks[engine_id]
+        self._free(task)
         if not request.tasks:
             self._end(request, "finished", None)
 

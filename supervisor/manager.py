@@ -20,7 +20,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Self
 
 from stage.black_box import create_black_box
-from stage.process import Boot, run_stage
+from stage.boot import Boot
+from stage.coordinator import run_coordinator
+from stage.process import run_stage
 from supervisor.autopsy import has_failed
 from supervisor.errors import SpawnError
 from supervisor.guardian import Guardian
@@ -85,7 +87,9 @@ class StageProcManager:
         resource_tracker.ensure_running()
         self._guardians.append(Guardian(self.run_dir))
         for stage in self.config.stages:
-            for replica in range(stage.replicas):
+            # The coordinator first: the replicas wait for it.
+            coordinators = [None] if stage.replicas > 1 else []
+            for replica in (*coordinators, *range(stage.replicas)):
                 try:
                     self._spawn(stage.name, replica)
                 except BaseException as exc:
@@ -94,17 +98,43 @@ class StageProcManager:
                         raise SpawnError(spawn_failure(stage.name, replica, exc)) from exc
                     raise
 
+    def next_replica(self, stage: str) -> int:
+        """The number of the next replica of a stage: one that none has had before."""
+        return 1 + max(proc.replica for proc in self.procs if proc.stage == stage and proc.replica is not None)
+
+    def add(self, stage: str, replica: int) -> StageProc:
+        """Spawn one more replica of a stage.
+
+        Raises:
+            SpawnError: it could not be started; the others go on.
+            RuntimeError: the manager is closed.
+        """
+        with self._closing:  # nobody is started behind the back of a `close`
+            if not self._finalizer.alive:
+                raise RuntimeError("the pipeline is closed")
+            try:
+                return self._spawn(stage, replica)
+            except OSError as exc:
+                raise SpawnError(spawn_failure(stage, replica, exc)) from exc
+
+    def part_with(self, proc: StageProc) -> None:
+        """Let go of a replica that has ended, while the others go on; its log stays if it died."""
+        for path in (proc.box, proc.stacks, *([proc.log] if proc.asked_to_stop else [])):
+            path.unlink(missing_ok=True)
+        proc.release()
+
     def sentinels(self) -> list[int]:
         """A file descriptor for each process that has not been closed: readable, or POLLERR, once it has ended.
 
         Unregister them wherever they are polled before you call `close`.
         """
-        return [proc.process.sentinel for proc in self.procs] if self._finalizer.alive else []
+        living = [proc for proc in self.procs if not proc.is_released]
+        return [proc.process.sentinel for proc in living] if self._finalizer.alive else []
 
     def finished_procs(self) -> dict[str, int | None]:
         """The exit code of every process that has ended, by its name; None where the status is unknown."""
         if self._finalizer.alive:
-            for proc in self.procs:
+            for proc in [proc for proc in self.procs if not proc.is_released]:
                 # A sentinel tells an end shortly before the process can be reaped.
                 proc.wait_end(_REAP_S if wait_readable([proc.process.sentinel], 0) else 0)
         return {proc.process_name: proc.exit_code for proc in self.procs if proc.ended_at is not None}
@@ -135,7 +165,7 @@ class StageProcManager:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _spawn(self, stage: str, replica: int) -> None:
+    def _spawn(self, stage: str, replica: int | None) -> StageProc:
         box, log_path = self.run_dir.black_box(stage, replica), self.run_dir.log(stage, replica)
         stacks = self.run_dir.stacks(stage, replica)
         create_black_box(box)
@@ -151,7 +181,7 @@ class StageProcManager:
             stacks=str(stacks),
         )
         process = multiprocessing.get_context("spawn").Process(
-            target=run_stage, args=(boot,), name=f"stage:{stage}/{replica}"
+            target=run_coordinator if replica is None else run_stage, args=(boot,), name=boot.process_name
         )
         with _spawn_lock, _signals_blocked(), _main_hidden():
             process.start()
@@ -167,10 +197,12 @@ class StageProcManager:
                 process.join()
                 process.close()
                 raise
-            self.procs.append(StageProc(stage, replica, process, pid, pidfd, box, log_path, stacks, time.monotonic()))
+            proc = StageProc(stage, replica, process, pid, pidfd, box, log_path, stacks, time.monotonic())
+            self.procs.append(proc)
         for guardian in self._guardians:
             guardian.tell(pid)
-        log.info("stage_spawned", stage=stage, replica=replica, pid=pid)
+        log.info("coordinator_spawned" if replica is None else "stage_spawned", stage=stage, replica=replica, pid=pid)
+        return proc
 
 
 def _open_missing_streams() -> None:

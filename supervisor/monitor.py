@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stage.sockets import Socket
-    from supervisor.hang_watch import HangWatch
+    from supervisor.hang_watch import HangWatch, StageWatch
     from supervisor.signal_wake import SignalWake
     from supervisor.stage_proc import StageProc
     from supervisor.transport import Inlet
@@ -61,7 +62,10 @@ class Monitor:
         self._signal_wake = signal_wake
         self._inlets = {proc: pulls[proc.label] for proc in procs}
         self._pulls: dict[Socket, StageProc] = {inlet.socket: proc for proc, inlet in self._inlets.items()}
-        self._on_stray: dict[Socket, Callable[[str], None]] = {}
+        self._hear: dict[Socket, Callable[[bytes, bytes], None]] = {}
+        self._changes: deque[Callable[[], None]] = deque()
+        self._accused: dict[StageProc, str] = {}
+        self._leaving: dict[int, Callable[[], None]] = {}
         self._ends: dict[int, StageProc] = {proc.pidfd: proc for proc in procs}
         self._ends |= {proc.process.sentinel: proc for proc in procs}
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -75,10 +79,33 @@ class Monitor:
         if signal_wake is not None:
             self._poller.register(signal_wake.fd, zmq.POLLIN)
 
-    def expect_nothing(self, socket: Socket, on_stray: Callable[[str], None]) -> None:
-        """Read and drop whatever comes on a socket, and tell of it."""
-        self._on_stray[socket] = on_stray
+    def listen(self, socket: Socket, hear: Callable[[bytes, bytes], None]) -> None:
+        """Pass what comes on a ROUTER to `hear`, as `(identity, content)`."""
+        self._hear[socket] = hear
         self._poller.register(socket, zmq.POLLIN)
+
+    def soon(self, change: Callable[[], None]) -> None:
+        """Have the thread that polls call `change` before it polls again; safe to call from any thread."""
+        self._changes.append(change)
+        self.wake()
+
+    def add(self, proc: StageProc, inlet: Inlet) -> None:
+        """Poll one more process; for the thread that polls."""
+        self._inlets[proc] = inlet
+        self._pulls[inlet.socket] = proc
+        self._ends[proc.pidfd] = self._ends[proc.process.sentinel] = proc
+        for item in (inlet.socket, proc.pidfd, proc.process.sentinel):
+            self._poller.register(item, zmq.POLLIN)
+
+    def watch(self, watch: StageWatch) -> None:
+        """Watch one more process for hangs, where others of its stage are; for the thread that polls."""
+        assert self._hang_watch is not None  # noqa: S101 (so it is)
+        self._hang_watch.watches.append(watch)
+
+    def accuse(self, proc: StageProc, finding: str) -> None:
+        """Take a process for one that does not do what it should; for the thread that polls."""
+        self._accused[proc] = finding
+        self.notice(proc)
 
     def wake(self) -> None:
         """Make the thread that polls return from `poll`; safe to call from any thread."""
@@ -97,7 +124,7 @@ class Monitor:
                 self._sense(item)
         if self._hang_watch is not None:
             for proc in self._hang_watch.stuck():
-                self._notice(proc)
+                self.notice(proc)
         return bool(self.dying)
 
     def _wait(self, timeout_s: float | None) -> list[tuple[Any, int]]:
@@ -112,13 +139,18 @@ class Monitor:
 
     def _sense(self, fd: int | Socket) -> None:
         if isinstance(fd, zmq.Socket):
-            *_, content = receive_frames(fd, zmq.NOBLOCK)
-            self._on_stray[fd](f"a message of {len(content.buffer)} bytes, though every stage is connected")
+            identity, *rest = receive_frames(fd, zmq.NOBLOCK)
+            self._hear[fd](identity.bytes, rest[-1].bytes if rest else b"")
         elif fd in self._ends:
             # POLLERR, not POLLIN, for a sentinel: membership counts.
-            self._notice(self._ends[fd])
+            self.notice(self._ends[fd])
+        elif fd in self._leaving:
+            self._poller.unregister(fd)
+            self._leaving.pop(fd)()
         elif fd == self._wake_fd:
             os.eventfd_read(self._wake_fd)
+            while self._changes:
+                self._changes.popleft()()
         elif self._signal_wake is not None and fd == self._signal_wake.fd:
             self._signal_wake.read()
         elif self._stop_fd is not None:
@@ -127,6 +159,8 @@ class Monitor:
 
     def finding(self, proc: StageProc) -> str | None:
         """Why a process was taken for stuck, or None if it was not."""
+        if proc in self._accused:
+            return self._accused[proc]
         return None if self._hang_watch is None else self._hang_watch.finding(proc)
 
     def drain(self, proc: StageProc) -> None:
@@ -143,6 +177,28 @@ class Monitor:
             if inlet.events in ready and inlet.count_peers() == 0:
                 return  # zmq tells the end of a connection after its last message
 
+    def forget(self, proc: StageProc, on_end: Callable[[], None] | None = None) -> None:
+        """Poll a process no more, or only for its end, which is no death then; for the thread that polls.
+
+        Args:
+            proc: the process.
+            on_end: called once it has ended.
+        """
+        inlet = self._inlets.pop(proc)
+        del self._pulls[inlet.socket]
+        self._poller.unregister(inlet.socket)
+        for fd in (proc.pidfd, proc.process.sentinel):
+            del self._ends[fd]
+            self._poller.unregister(fd)
+        self.dying = [other for other in self.dying if other is not proc]
+        self._accused.pop(proc, None)
+        if self._hang_watch is not None:
+            self._hang_watch.forget(proc)
+        inlet.close()
+        if on_end is not None:
+            self._poller.register(proc.pidfd, zmq.POLLIN)
+            self._leaving[proc.pidfd] = on_end
+
     def close(self) -> None:
         """Close what belongs to the monitor; the processes' descriptors stay."""
         os.close(self._wake_fd)
@@ -154,8 +210,9 @@ class Monitor:
             self._on_lost(exc)
             raise
         if fatal:
-            self._notice(proc)
+            self.notice(proc)
 
-    def _notice(self, proc: StageProc) -> None:
+    def notice(self, proc: StageProc) -> None:
+        """Take a process for dying; for the thread that polls."""
         if proc not in self.dying:
             self.dying.append(proc)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from stage.protocol import Abort, Add, ToStage, Utility, header_encoder
-from stage.sockets import Socket, readable, receive_frames, send_message
+from stage.group_protocol import Members
+from stage.protocol import Abort, Add, ToProcess, Utility, header_encoder
+from stage.sockets import Socket, milliseconds, readable, receive_frames, send_message
 from supervisor.log import log
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from stage.codec import Payload
     from stage.strays import Strays
     from supervisor.hang_watch import StageWatch
-    from supervisor.ledger import StageNode
+    from supervisor.seats import Seat
 
 BURST_S = 500e-6
 """Messages that follow each other faster than this are a burst."""
@@ -50,27 +51,32 @@ class Outbox:
         """Makes the thread that polls come back."""
         self.on_torn: Callable[[BaseException], None] | None = None
         """Called when something has cut a message off."""
-        self._waiting: dict[bytes, tuple[list[ToStage], list[Any]]] = {}
+        self._waiting: dict[bytes, tuple[list[ToProcess], list[Any]]] = {}
         self.count = 0
         """Messages that wait."""
         self._sent_at = 0.0
         self._torn = False
+        self._met: set[bytes] = set()
         self.watches: dict[bytes, StageWatch] = {}
         """What counts the messages to those stages that are watched for hangs."""
         self.asleep = False
         """A thread polls, and has not been woken since; it flushes before it polls again."""
 
-    def add(self, node: StageNode, engine_id: str, payload: Payload) -> None:
+    def add(self, seat: Seat, engine_id: str, payload: Payload) -> None:
         """Put a request in."""
-        self._put(node.key, Add(engine_id, payload.body, len(payload.frames)), payload.frames)
+        self._put(seat.key, Add(engine_id, payload.body, len(payload.frames)), payload.frames)
 
-    def abort(self, node: StageNode, engine_ids: list[str]) -> None:
+    def abort(self, seat: Seat, engine_ids: list[str]) -> None:
         """Put an abort in."""
-        self._put(node.key, Abort(engine_ids), ())
+        self._put(seat.key, Abort(engine_ids), ())
 
     def utility(self, key: bytes, call_id: int, name: str, payload: Payload) -> None:
         """Put a utility call in."""
         self._put(key, Utility(call_id, name, payload.body, len(payload.frames)), payload.frames)
+
+    def members(self, key: bytes, replicas: list[int]) -> None:
+        """Put in, for a coordinator, which replicas its group has."""
+        self._put(key, Members(replicas), ())
 
     def dispatch(self) -> None:
         """Send what was put in, unless it is part of a burst: then whoever polls next sends it."""
@@ -103,29 +109,43 @@ class Outbox:
             self._sent_at = now = monotonic()
             if self._strays is not None and now - self._looked_at > LOOK_S:
                 self._looked_at = now
-                self._drop_strays(self._strays)
+                self._drop_strays()
         except BaseException as exc:
             # An interrupt between two frames, say: what is sent next would become a part of this message.
             if self.on_torn is not None:
                 self.on_torn(exc)
             raise
 
+    def meets(self, key: bytes, timeout_s: float) -> bool:
+        """True once a process has spoken on the ROUTER, which cannot address it before."""
+        while key not in self._met and self._router.poll(milliseconds(timeout_s)):
+            self._read_one()
+        return key in self._met
+
     def tear(self) -> None:
         """Send nothing any more: a message was cut off, and what comes next would become a part of it."""
         self._torn = True
 
-    def _drop_strays(self, strays: Strays) -> None:
+    def _drop_strays(self) -> None:
         """Read what has come; not polled, since only the thread that has the lock may touch the socket."""
         while readable(self._router):
-            _, *frames = receive_frames(self._router, zmq.NOBLOCK)
-            strays.add(f"a message of {sum(len(frame.buffer) for frame in frames)} bytes on the socket for input")
+            self._read_one()
+
+    def _read_one(self) -> None:
+        """Read a message: the first word of a replica that joins, which is empty, or one of nobody's."""
+        identity, *frames = receive_frames(self._router, zmq.NOBLOCK)
+        size = sum(len(frame.buffer) for frame in frames)
+        if not size:
+            self._met.add(identity.bytes)
+        elif self._strays is not None:
+            self._strays.add(f"a message of {size} bytes on the socket for input")
 
     def _count(self, watch: StageWatch, messages: int) -> None:
         watch.sent += messages
         if watch.at_rest:
             self.ring()
 
-    def _put(self, key: bytes, message: ToStage, frames: Any) -> None:
+    def _put(self, key: bytes, message: ToProcess, frames: Any) -> None:
         self.count += 1
         batch = self._waiting.get(key)
         if batch is None:

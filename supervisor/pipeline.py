@@ -24,25 +24,27 @@ if TYPE_CHECKING:
 
     from stage.protocol import Injection
     from supervisor.handle import Outcome, Result
-    from supervisor.report import StageDeathReport
+    from supervisor.report import Role, StageDeathReport
     from supervisor.run import Request
 
 
 @dataclass(frozen=True)
-class StageInfo:
-    """A stage process at this moment.
+class ProcessInfo:
+    """A process of the pipeline at this moment.
 
     Args:
         name: the stage's name.
-        replica: its number, from 0.
+        replica: its number, from 0; None for a coordinator.
         pid: its process id.
         state: spawned, starting, ready, stopping or dead.
+        role: `stage`, or `coordinator` of a stage's replicas.
     """
 
     name: str
-    replica: int
+    replica: int | None
     pid: int
     state: str
+    role: Role
 
 
 class Pipeline:
@@ -110,13 +112,15 @@ class Pipeline:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def submit(self, data: Any, request_id: str | None = None) -> Handle:
+    def submit(self, data: Any, request_id: str | None = None, *, session: str | None = None) -> Handle:
         """Send a request; wait while `max_in_flight` are under way.
 
         Args:
             data: bytes, text, numbers, lists, dicts and numpy arrays; large arrays are not copied, so they must not
                 change until the request has ended.
             request_id: an id of no request that is alive; made up if None.
+            session: in a stage whose balance is `sticky`, requests of one session go to the same replica; None for
+                the id.
 
         Raises:
             StageDiedError: a stage has died.
@@ -130,7 +134,7 @@ class Pipeline:
             request_id = core.switchboard.new_id()
         else:
             check_id(request_id)
-        handle = Handle(request_id, core.switchboard, core.turns)
+        handle = Handle(request_id, core.switchboard, core.turns, session)
         payload = encode(data)
         max_bytes = self._config.max_request_bytes
         if payload.frames or len(payload.body) > max_bytes:  # seen here: a call costs more than all the rest
@@ -172,7 +176,7 @@ class Pipeline:
         name.encode()
         core = self._core
         label = f"{stage}/{replica}"
-        known = [proc.label for proc in core.manager.procs]
+        known = [f"{info.name}/{info.replica}" for info in self.stages]
         if label not in known:
             raise ValueError(f"there is no stage process {label!r}: there are {', '.join(known)}")
         payload = encode(list(args))
@@ -188,11 +192,47 @@ class Pipeline:
             raise UtilityError(f"utility {name!r} of stage {label!r}: {call.error}")
         return open_payload(call.answer)
 
+    def scale(self, stage: str, replicas: int) -> None:
+        """Let a stage have so many replicas, and return when it has.
+
+        New ones join the running group. Those that leave, the last ones first, take no more requests and finish what
+        they have, for `drain_timeout_s` at most; what they have not finished by then fails.
+
+        Args:
+            stage: the stage's name.
+            replicas: how many it shall have, at least 1.
+
+        Raises:
+            StartupError: a new replica failed, died, or was not ready within `startup_timeout_s`; the others go on.
+            ValueError: there is no such stage, it began with one replica and so has no coordinator, its replicas step
+                together, or the number is no whole number of at least 1.
+            StageDiedError: a stage has died.
+            RuntimeError: the pipeline is not running.
+        """
+        core = self._core
+        core.raise_refusal()
+        known = {config.name: config for config in self._config.stages}
+        if stage not in known:
+            raise ValueError(f"there is no stage {stage!r}: there are {', '.join(known)}")
+        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
+            raise ValueError(f"replicas must be a whole number of at least 1, not {replicas!r:.100}")
+        if known[stage].replicas < 2:
+            raise ValueError(f"stage {stage!r} began with one replica, without a coordinator: set its replicas to 2")
+        if known[stage].lockstep:
+            raise ValueError(f"stage {stage!r} has lockstep set: its engines form a group of a fixed size")
+        core.scaling.scale(known[stage], replicas)
+        core.raise_refusal()
+
     @property
-    def stages(self) -> list[StageInfo]:
+    def stages(self) -> list[ProcessInfo]:
         """Every stage process."""
-        procs = self._core.manager.procs
-        return [StageInfo(proc.stage, proc.replica, proc.pid, proc.state.value) for proc in procs]
+        return [info for info in self.processes if info.role == "stage"]
+
+    @property
+    def processes(self) -> list[ProcessInfo]:
+        """Every process: those of the stages, and the coordinators of stages with several replicas."""
+        procs = [proc for proc in self._core.manager.procs if not proc.is_released or self._core.is_closed]
+        return [ProcessInfo(proc.stage, proc.replica, proc.pid, proc.state.value, proc.role) for proc in procs]
 
     @property
     def died(self) -> StageDeathReport | None:

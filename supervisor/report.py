@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from stage.black_box import BlackBoxRecord
 
 Cause = Literal["fatal", "exit", "signal", "startup_timeout", "hung", "io_thread"]
+Role = Literal["stage", "coordinator"]
 _SHOWN_REQUESTS = 10
 _SHOWN_CHARACTERS = 600
 
@@ -20,7 +21,7 @@ class StageDeathReport:
 
     Args:
         stage: the stage's name.
-        replica: its number.
+        replica: its number; None for a coordinator.
         pid: its process id.
         phase: spawned, hello, import, init, io, ready or stopping.
         exit_code: as `multiprocessing` gives it, -n for signal n; None where it is unknown.
@@ -36,10 +37,11 @@ class StageDeathReport:
         log_tail: last lines of its standard output and standard error.
         log_path: the file they come from.
         collateral_of: `stage/replica` of the death that caused this one, or None.
+        role: `stage`, or `coordinator` of a stage's replicas.
     """
 
     stage: str
-    replica: int
+    replica: int | None
     pid: int
     phase: str
     exit_code: int | None
@@ -55,6 +57,7 @@ class StageDeathReport:
     log_tail: list[str]
     log_path: str | None
     collateral_of: str | None
+    role: Role = "stage"
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain data."""
@@ -63,8 +66,8 @@ class StageDeathReport:
     def summary(self) -> str:
         """One sentence: who died, when, and of what."""
         if not self.pid:
-            return f"stage {self.stage!r} replica {self.replica} could not be started: {_one_line(self._error())}"
-        who = f"stage {self.stage!r} replica {self.replica} (pid {self.pid})"
+            return f"{self._subject()} could not be started: {_one_line(self._error())}"
+        who = f"{self._subject()} (pid {self.pid})"
         verb = "did not start" if self.phase not in {"ready", "stopping"} else "died"
         return f"{who} {verb}, phase {self.phase.upper()}: {_one_line(self._what())}"
 
@@ -89,6 +92,11 @@ class StageDeathReport:
         if self.log_path:
             lines.append(f"  log: {self.log_path}")
         return "\n".join(lines)
+
+    def _subject(self) -> str:
+        if self.role == "coordinator":
+            return f"the coordinator of stage {self.stage!r}"
+        return f"stage {self.stage!r} replica {self.replica}"
 
     def _what(self) -> str:
         match self.cause:
@@ -144,7 +152,7 @@ class Evidence:
 
     Args:
         stage: the stage's name.
-        replica: its number.
+        replica: its number; None for a coordinator.
         pid: its process id.
         exit_code: None where it is unknown.
         box: its black box.
@@ -158,7 +166,7 @@ class Evidence:
     """
 
     stage: str
-    replica: int
+    replica: int | None
     pid: int
     exit_code: int | None
     box: BlackBoxRecord
@@ -210,7 +218,12 @@ def build_report(evidence: Evidence, requests_lost: list[str], collateral_of: st
         log_tail=evidence.log_tail,
         log_path=evidence.log_path,
         collateral_of=collateral_of,
+        role=_role_of(evidence.replica),
     )
+
+
+def _role_of(replica: int | None) -> Role:
+    return "coordinator" if replica is None else "stage"
 
 
 def _oom_killed(evidence: Evidence) -> bool | None:
@@ -222,7 +235,7 @@ def _oom_killed(evidence: Evidence) -> bool | None:
     return None if evidence.oom_kills is None else evidence.oom_kills > 0
 
 
-def spawn_failure(stage: str, replica: int, exc: OSError) -> StageDeathReport:
+def spawn_failure(stage: str, replica: int | None, exc: OSError) -> StageDeathReport:
     """The report of a process that never was: its pid is 0."""
     return StageDeathReport(
         stage=stage,
@@ -242,6 +255,7 @@ def spawn_failure(stage: str, replica: int, exc: OSError) -> StageDeathReport:
         log_tail=[],
         log_path=None,
         collateral_of=None,
+        role=_role_of(replica),
     )
 
 

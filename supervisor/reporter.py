@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from stage.names import label_of
 from supervisor.log import log
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from supervisor.report import StageDeathReport
 
 _LOGGED = (
+    "role",
     "stage",
     "replica",
     "pid",
@@ -43,7 +45,7 @@ class Reporter:
         log.error("stage_died", **told, requests_lost=len(report.requests_lost))
         if self._directory is None:
             return
-        path = self._directory / f"{report.stage}-{report.replica}-{report.pid}.json"
+        path = self._directory / f"{label_of(report.stage, report.replica).replace('/', '-')}-{report.pid}.json"
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")

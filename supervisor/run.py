@@ -34,11 +34,13 @@ class Request(msgspec.Struct, frozen=True):
         id: of no request that is alive; made up if None.
         data: what `Pipeline.submit` takes.
         error: if the request could not even be read, what was wrong: it ends as failed.
+        session: as for `Pipeline.submit`.
     """
 
     id: str | None
     data: Any = None
     error: str | None = None
+    session: str | None = None
 
 
 class _RunRequest(ledger.Request):
@@ -46,8 +48,8 @@ class _RunRequest(ledger.Request):
 
     __slots__ = ("_run",)
 
-    def __init__(self, request_id: str, run: _Run) -> None:
-        super().__init__(request_id)
+    def __init__(self, request_id: str, run: _Run, session: str | None) -> None:
+        super().__init__(request_id, session)
         self._run = run
 
     def deliver(self, stage: str, part: list[int], payload: Payload) -> None:
@@ -73,7 +75,7 @@ class _Run(Waitable):
         self._left = threading.Event()
         self._error: BaseException | None = None
         with self._switchboard.lock:
-            self._switchboard.runs.append(self)
+            self._switchboard.dependents.append(self)
 
     def put(self, event: tuple[str, str, list[int], Payload]) -> None:
         """Take a result."""
@@ -109,7 +111,7 @@ class _Run(Waitable):
                 check_id(request_id)
                 payload = encode(request.data)
                 check_size(payload, self._max_bytes, "the data")
-                return self._open(_RunRequest(request_id, self), payload)
+                return self._open(_RunRequest(request_id, self, request.session), payload)
             except (TypeError, ValueError) as exc:
                 error = str(exc)
         self._tell(Outcome(str(request_id), "failed", error))
@@ -172,7 +174,7 @@ class _Run(Waitable):
         """Abort what is left: nobody reads its results."""
         self._left.set()
         with self._switchboard.lock:
-            self._switchboard.runs.remove(self)
+            self._switchboard.dependents.remove(self)
         for request in list(self.alive):
             self._switchboard.abort(request)
         self._switchboard.look_again()

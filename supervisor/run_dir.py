@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from stage.names import MARK
+from stage.names import MARK, label_of
 from supervisor.held import hold, let_go
 
 _SOCKET_PATH_LIMIT = 107
@@ -54,17 +54,20 @@ class RunDir:
         """The endpoint of the socket `name`."""
         return f"ipc://{self.path}/{name}.sock"
 
-    def black_box(self, stage: str, replica: int) -> Path:
+    def black_box(self, stage: str, replica: int | None) -> Path:
         """The path of a stage's black box."""
-        return self.path / f"{stage}-{replica}.box"
+        return self._file(stage, replica, "box")
 
-    def log(self, stage: str, replica: int) -> Path:
+    def log(self, stage: str, replica: int | None) -> Path:
         """The path of a stage's log."""
-        return self.path / f"{stage}-{replica}.log"
+        return self._file(stage, replica, "log")
 
-    def stacks(self, stage: str, replica: int) -> Path:
+    def stacks(self, stage: str, replica: int | None) -> Path:
         """The path of a stage's stack dumps."""
-        return self.path / f"{stage}-{replica}.stacks"
+        return self._file(stage, replica, "stacks")
+
+    def _file(self, stage: str, replica: int | None, suffix: str) -> Path:
+        return self.path / f"{label_of(stage, replica).replace('/', '-')}.{suffix}"
 
     def remove(self, *, keep_logs: bool) -> None:
         """Remove the directory, or all but the logs that explain a death, and let go of the lifeline."""

@@ -19,6 +19,7 @@ import msgspec
 import psutil
 
 from stage.black_box import BlackBoxRecord, read_black_box
+from stage.names import label_of
 from stage.sockets import milliseconds
 from supervisor.lifecycle import Event, State, advance
 from supervisor.oom import OomCounter
@@ -26,6 +27,8 @@ from supervisor.oom import OomCounter
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
     from pathlib import Path
+
+    from supervisor.report import Role
 
 _UNKNOWN_STATUS = 255
 
@@ -36,7 +39,7 @@ class StageProc:
 
     Args:
         stage: the stage's name.
-        replica: its number, from 0.
+        replica: its number, from 0; None for the coordinator of the stage's replicas.
         process: the process; `sentinel` is readable after its end.
         pid: its process id.
         pidfd: readable after its end.
@@ -47,12 +50,13 @@ class StageProc:
         state: where it is in its life.
         exit_code: after its end, None where it is unknown.
         was_ready: True once it has said READY.
-        asked_to_stop: True once we have asked it to end.
+        asked_to_stop: True once we have asked it to end: its end is no death then.
+        is_released: True once its file descriptors are given back, which a replica that leaves does.
         ended_at: monotonic clock when its end was confirmed.
     """
 
     stage: str
-    replica: int
+    replica: int | None
     process: BaseProcess
     pid: int
     pidfd: int
@@ -64,6 +68,7 @@ class StageProc:
     exit_code: int | None = None
     was_ready: bool = False
     asked_to_stop: bool = False
+    is_released: bool = False
     ended_at: float | None = field(default=None, repr=False)
     _ending: threading.Lock = field(default_factory=threading.Lock, repr=False)
     oom: OomCounter = field(init=False, repr=False)
@@ -73,8 +78,13 @@ class StageProc:
 
     @property
     def label(self) -> str:
-        """`stage/replica`."""
-        return f"{self.stage}/{self.replica}"
+        """`stage/replica`, or `stage/coordinator`."""
+        return label_of(self.stage, self.replica)
+
+    @property
+    def role(self) -> Role:
+        """`stage` or `coordinator`."""
+        return "coordinator" if self.replica is None else "stage"
 
     @property
     def has_ended(self) -> bool:
@@ -129,7 +139,10 @@ class StageProc:
             return BlackBoxRecord(phase=phase, steps=0, signal=0, error=None)
 
     def release(self) -> None:
-        """Give its file descriptors back; it must have ended, and nothing may poll them any more."""
+        """Give its file descriptors back, once; it must have ended, and nothing may poll them any more."""
+        if self.is_released:
+            return
+        self.is_released = True
         os.close(self.pidfd)
         try:
             self.process.close()

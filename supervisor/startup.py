@@ -7,26 +7,25 @@ before an EOF is believed: a stage's last word may be readable only after its de
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-import msgspec
 import zmq
 
-from stage.protocol import Failed, Hello, Init, Injection, Ready, handshake_decoder, header_encoder
-from stage.sockets import milliseconds, readable, receive_frames, send_message
+from stage.sockets import milliseconds, readable, receive_frames
 from supervisor.autopsy import convict, examine, has_failed
 from supervisor.errors import StartupError, StopRequestedError
-from supervisor.lifecycle import Event, State
+from supervisor.lifecycle import State
 from supervisor.log import log
 from supervisor.monitor import DRAIN_S
 from supervisor.report import build_report
 from supervisor.teardown import ECHO_S, SETTLE_S, is_excused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    from stage.protocol import Handshake
+    from stage.protocol import Failed
+    from supervisor.handshakes import Handshakes
     from supervisor.manager import StageProcManager
     from supervisor.report import Evidence
     from supervisor.reporter import Reporter
@@ -41,7 +40,7 @@ def launch(
     manager: StageProcManager,
     transport: Transport,
     reporter: Reporter,
-    injections: Mapping[str, Injection],
+    handshakes: Handshakes,
 ) -> Iterator[None]:
     """Spawn the stages, let the caller prepare while they import, and wait until every one is READY.
 
@@ -49,7 +48,7 @@ def launch(
         manager: owns the processes; closed if anything fails.
         transport: the bound sockets.
         reporter: publishes the report of a stage that did not start.
-        injections: faults to act out, by `stage/replica`.
+        handshakes: answers the processes.
 
     Raises:
         StartupError: a stage failed, died, or was not ready within `startup_timeout_s`.
@@ -59,7 +58,7 @@ def launch(
     try:
         manager.start()
         yield
-        _Startup(manager, transport, reporter, injections, deadline).run()
+        _Startup(manager, transport, reporter, handshakes, deadline).run()
     except BaseException:
         manager.close()
         raise
@@ -71,19 +70,20 @@ class _Startup:
         manager: StageProcManager,
         transport: Transport,
         reporter: Reporter,
-        injections: Mapping[str, Injection],
+        handshakes: Handshakes,
         deadline: float,
     ) -> None:
         self._manager = manager
         self._transport = transport
         self._reporter = reporter
-        self._injections = injections
+        self._handshakes = handshakes
+        for proc in manager.procs:
+            self._handshakes.expect(proc)
         self._stop_fd = manager.stops.fd
         self._deadline = deadline
         self._dying: StageProc | None = None
         self._end_by: float | None = None
         self._progress_at = time.monotonic() + PROGRESS_S
-        self._stages = {stage.name: stage for stage in manager.config.stages}
         self._procs = {proc.label.encode(): proc for proc in manager.procs}
         # A ROUTER can address only who has spoken on it: READY alone is not enough.
         self._silent = set(self._procs)
@@ -141,41 +141,10 @@ class _Startup:
         self._silent.discard(identity)
 
     def _answer(self, identity: bytes, content: bytes) -> None:
-        proc = self._procs.get(identity)
-        try:
-            message: Handshake = handshake_decoder.decode(content)
-        except (msgspec.DecodeError, RecursionError) as exc:
-            self._transport.strays.add(str(exc))
-            return
-        if proc is None or not _expected(proc, message):
-            self._transport.strays.add(f"an unexpected {type(message).__name__} from {identity!r:.100}")
-        elif isinstance(message, Hello):
-            proc.move(Event.HELLO)
-            init = header_encoder.encode(self._init_for(proc))
-            with suppress(zmq.ZMQError):  # dead already: its sentinel will tell
-                send_message(self._transport.handshake, init, (), to=identity)
-        elif isinstance(message, Ready):
-            proc.move(Event.READY)
-            log.info("stage_ready", stage=proc.stage, replica=proc.replica, pid=proc.pid)
-        elif self._dying in {None, proc}:  # what others say while we wait for its last words comes after its death
-            self._give_up(proc, message)
-
-    def _init_for(self, proc: StageProc) -> Init:
-        config = self._manager.config
-        stage = self._stages[proc.stage]
-        return Init(
-            engine=stage.engine,
-            args=stage.args,
-            env=stage.environment(proc.replica),
-            cpus=None if stage.cpus is None else list(stage.cpus),
-            import_path=list(config.import_path),
-            input_address=self._transport.input_address,
-            output_address=self._transport.output_addresses[proc.label],
-            shutdown_timeout_s=config.shutdown_timeout_s,
-            watched=stage.step_timeout_s is not None,
-            max_payload_bytes=config.max_request_bytes,
-            injection=self._injections.get(proc.label),
-        )
+        failure = self._handshakes.answer(identity, content)
+        # What others say while we wait for the last words of one that has died comes after its death.
+        if failure is not None and self._dying in {None, failure[0]}:
+            self._give_up(*failure)
 
     def _give_up(self, proc: StageProc, failed: Failed | None = None) -> NoReturn:
         """Report a stage that has failed or died."""
@@ -219,10 +188,3 @@ class _Startup:
         while (left := until - time.monotonic()) > 0:
             self._transport.handshake.poll(milliseconds(left))
             self._read_messages()
-
-
-def _expected(proc: StageProc, message: Handshake) -> bool:
-    wanted = State.SPAWNED if isinstance(message, Hello) else State.STARTING
-    if isinstance(message, Failed):
-        return proc.state in {State.SPAWNED, State.STARTING}
-    return proc.state is wanted

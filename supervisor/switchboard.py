@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stage.codec import Payload
+from stage.group_protocol import Loads, WaveEnded, WaveStarted
+from stage.names import label_of
 from stage.protocol import End, Fatal, Out, Refused, from_stage_decoder
 from stage.strays import Strays
+from supervisor.calls import Calls
 from supervisor.ledger import AliveError, Ledger, build_graph
 from supervisor.log import log
+from supervisor.seats import Seat
 from supervisor.turns import Waitable
 
 if TYPE_CHECKING:
@@ -24,25 +28,13 @@ if TYPE_CHECKING:
 
     import zmq
 
-    from stage.protocol import FromStage, Reply
+    from stage.protocol import FromStage
+    from supervisor.calls import Call
     from supervisor.config import PipelineConfig
     from supervisor.ledger import OutcomeName, Request
     from supervisor.outbox import Outbox
     from supervisor.report import StageDeathReport
     from supervisor.stage_proc import StageProc
-
-
-class Call(Waitable):
-    """A utility call that waits for its answer."""
-
-    def __init__(self) -> None:
-        self.tokens = ()
-        self.answer: Payload | None = None
-        self.error: str | None = None
-
-    def answered(self) -> bool:
-        """True once there is an answer or an error."""
-        return self.answer is not None or self.error is not None
 
 
 class Slots(Waitable):
@@ -66,15 +58,14 @@ class Switchboard:
         outbox.on_torn = self._give_up
         self.slots = Slots()
         """Changes whenever a request ends."""
-        self.runs: list[Waitable] = []
+        self.dependents: list[Waitable] = []
         """Woken when nothing is accepted any more: a run without requests under way would not notice."""
         self.died: StageDeathReport | None = None
         self.last_words: dict[str, str] = {}
         """The error text of each `fatal` message, by `stage/replica`."""
         self._ledger = Ledger(build_graph(config), outbox)
         self._max_in_flight = config.max_in_flight
-        self._calls: dict[int, Call] = {}
-        self._call_ids = count(1)
+        self._calls = Calls()
         self._refusal: str | None = None
         self._request_numbers = count(1)
         self._strays: dict[tuple[str, str], Strays] = {}
@@ -177,27 +168,93 @@ class Switchboard:
             self._end_all(report.summary(), "failed", report.summary(), report)
             return report
 
+    def lose_replica(self, proc: StageProc, report_for: Callable[[list[str]], StageDeathReport]) -> StageDeathReport:
+        """End what a replica had as failed, and go on without it.
+
+        Args:
+            proc: the replica.
+            report_for: makes the report from the ids of the requests that it costs.
+        """
+        key = proc.label.encode()
+        with self.lock:
+            self._ledger.retire(proc.stage, key)
+            requests = self._ledger.requests_at(proc.stage, key)
+            report = report_for([request.id for request in requests])
+            self._fail(requests, report.summary(), report)
+            self._calls.fail(report.summary(), key)
+            return report
+
+    def welcome(self, proc: StageProc, timeout_s: float) -> bool:
+        """Let a replica that is READY take requests; False if it has not spoken on the ROUTER within `timeout_s`."""
+        assert proc.replica is not None  # noqa: S101 (a coordinator takes none)
+        key = proc.label.encode()
+        with self.lock:
+            if not self.outbox.meets(key, timeout_s):
+                return False
+            self._ledger.add_seat(proc.stage, Seat(proc.replica, key))
+            self.outbox.flush()
+            return True
+
+    def takes_requests(self, proc: StageProc) -> bool:
+        """True if a process is a replica that takes new requests."""
+        return self._ledger.has_seat(proc.stage, proc.label.encode())
+
+    def retire(self, proc: StageProc, on_empty: Callable[[], None]) -> bool:
+        """Let a replica take no more requests, and call `on_empty` when it has none; False if it has taken none before.
+
+        `on_empty` is called under the lock.
+        """
+        with self.lock:
+            seat = self._ledger.retire(proc.stage, proc.label.encode())
+            if seat is None:
+                return False
+            seat.on_empty = on_empty
+            self.outbox.flush()
+            if not seat.in_flight:
+                on_empty()
+            return True
+
+    def fail_at(self, proc: StageProc, error: str) -> None:
+        """End as failed what a replica has not finished."""
+        with self.lock:
+            self._fail(self._ledger.requests_at(proc.stage, proc.label.encode()), error, None)
+
+    def _fail(self, requests: list[Request], error: str, report: StageDeathReport | None) -> None:
+        for request in requests:
+            self._ledger.close(request, "failed", error, report)
+        self.slots.wake()
+        self.outbox.flush()
+        self.outbox.ring()
+
+    def tell_members(self, stage: str, replicas: list[int]) -> None:
+        """Tell a stage's coordinator which replicas there are."""
+        with self.lock:
+            self.outbox.members(label_of(stage, None).encode(), replicas)
+            self.outbox.dispatch()
+
     def call(self, key: bytes, name: str, payload: Payload) -> tuple[int, Call]:
         """Send a utility call, its arguments encoded, to the stage process of routing id `key`."""
-        call = Call()
         with self.lock:
-            call_id = next(self._call_ids)
             if self._refusal is not None:
-                call.error = self._refusal
-            else:
-                try:
-                    self._calls[call_id] = call
-                    self.outbox.utility(key, call_id, name, payload)
-                    self.outbox.dispatch()
-                except BaseException as exc:
-                    self._give_up(exc)
-                    raise
+                return self._calls.refuse(key, self._refusal)
+            call_id, call = self._calls.open(key)
+            try:
+                self.outbox.utility(key, call_id, name, payload)
+                self.outbox.dispatch()
+            except BaseException as exc:
+                self._give_up(exc)
+                raise
         return call_id, call
 
     def forget_call(self, call_id: int) -> None:
         """Drop the answer of a call that nobody waits for any more."""
         with self.lock:
-            self._calls.pop(call_id, None)
+            self._calls.forget(call_id)
+
+    def fail_calls(self, proc: StageProc, error: str) -> None:
+        """Fail the utility calls to a process that will not answer any more."""
+        with self.lock:
+            self._calls.fail(error, proc.label.encode())
 
     def give_up(self, exc: BaseException) -> None:
         """Accept nothing any more, since a message was cut off: what it said is lost, so nobody may wait for it."""
@@ -226,8 +283,13 @@ class Switchboard:
             elif isinstance(message, Fatal):
                 self.last_words[proc.label] = message.error
                 fatal = True
+            elif isinstance(message, Loads):
+                ledger.take_loads(proc.stage, message.loads)
+            elif isinstance(message, WaveStarted | WaveEnded):
+                event = "wave_started" if isinstance(message, WaveStarted) else "wave_ended"
+                log.debug(event, stage=proc.stage, wave=message.wave)
             else:
-                self._reply(message, frames[at : at + message.frames])
+                self._calls.answer(message, frames[at : at + message.frames])
                 at += message.frames
         return fatal
 
@@ -252,25 +314,13 @@ class Switchboard:
             )
         return self._strays[key]
 
-    def _reply(self, message: Reply, frames: list[zmq.Frame]) -> None:
-        call = self._calls.pop(message.call_id, None)
-        if call is None:
-            return
-        call.error = message.error
-        if message.error is None:
-            call.answer = Payload(message.body, frames)
-        call.wake()
-
     def _end_all(self, refusal: str, outcome: OutcomeName, error: str | None, report: StageDeathReport | None) -> None:
         self._refusal = self._refusal or refusal
         for request in list(self._ledger.requests.values()):
             self._ledger.close(request, outcome, error, report)
-        for call in self._calls.values():
-            call.error = refusal
-            call.wake()
-        self._calls.clear()
+        self._calls.fail(refusal)
         self.slots.wake()
-        for run in self.runs:
-            run.wake()
+        for dependent in self.dependents:
+            dependent.wake()
         self.outbox.flush()
         self.outbox.ring()

@@ -108,7 +108,7 @@ def shut_down(
     if os.getpid() != owner_pid:
         return
     # Also a death that nobody has looked at.
-    keep_logs = any(proc.wait_end(0) and not is_excused(proc, stops) for proc in procs)
+    keep_logs = any(proc.wait_end(0) and not (proc.asked_to_stop or is_excused(proc, stops)) for proc in procs)
     with signals_hurry(stops.hurry):
         _stop_all([proc for proc in procs if not proc.has_ended], timeout_s, stops)
         _kill_leftovers(run_dir, LEFTOVERS_S if any(not proc.has_ended for proc in procs) else KILL_WAIT_S)
@@ -134,7 +134,7 @@ def _stop_all(procs: list[StageProc], timeout_s: float, stops: StopRequests) -> 
         log.error("stage_unkillable", stage=proc.stage, replica=proc.replica, pid=proc.pid)
     for proc in procs:
         if proc not in alive and proc.exit_code:
-            _warn_of_bad_end(proc)
+            warn_of_bad_end(proc)
 
 
 def _kill_leftovers(run_dir: RunDir, timeout_s: float) -> None:
@@ -143,7 +143,7 @@ def _kill_leftovers(run_dir: RunDir, timeout_s: float) -> None:
         log.error("process_unkillable", pid=pid)
 
 
-def _warn_of_bad_end(proc: StageProc) -> None:
+def warn_of_bad_end(proc: StageProc) -> None:
     """Tell of a stage that failed while it stopped: no death, since its end was asked for, but no secret either."""
     error = proc.read_box().error
     why = {} if error is None else {"error_type": error.error_type, "error_message": error.message}

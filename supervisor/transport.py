@@ -6,11 +6,14 @@ outbox's, the PULLs the monitor's.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from stage.names import label_of
+from stage.protocol import GroupAddresses
 from stage.sockets import Context, batch_scheduling, open_socket, readable
 from stage.strays import Strays
 from supervisor.log import log
@@ -44,9 +47,11 @@ class Inlet:
         return self._peers
 
     def close(self) -> None:
-        """Stop the events, and close the socket."""
-        self.socket.disable_monitor()
-        self.socket.close()
+        """Stop the events, and close the socket; once more does nothing."""
+        if not self.socket.closed:
+            self.socket.disable_monitor()
+            self.events.close()
+            self.socket.close()
 
 
 class Transport:
@@ -57,17 +62,24 @@ class Transport:
     """
 
     def __init__(self, manager: StageProcManager) -> None:
-        run_dir = manager.run_dir
+        run_dir = self._run_dir = manager.run_dir
+        self._stages = manager.config.stages
+        self._closing = threading.Lock()
         self.context: Context = zmq.Context()
         self.strays = Strays(lambda reason, count: log.warning("message_dropped", reason=reason, count=count))
         """What came on the handshake socket, or the ROUTER, and was none of ours."""
         self.pulls: dict[str, Inlet] = {}
         self.input_address = run_dir.address("input")
-        self.output_addresses = {
-            f"{stage.name}/{replica}": run_dir.address(f"output-{number}-{replica}")
-            for number, stage in enumerate(manager.config.stages)
-            for replica in range(stage.replicas)
-        }
+        self.output_addresses: dict[str, str] = {}
+        self.groups: dict[str, GroupAddresses] = {}
+        """Where the coordinators of stages with several replicas are met."""
+        for number, stage in enumerate(manager.config.stages):
+            for replica in range(stage.replicas):
+                self.output_addresses[label_of(stage.name, replica)] = run_dir.address(f"output-{number}-{replica}")
+            if stage.replicas > 1:
+                self.output_addresses[label_of(stage.name, None)] = run_dir.address(f"told-{number}")
+                publish, collect = run_dir.address(f"publish-{number}"), run_dir.address(f"collect-{number}")
+                self.groups[stage.name] = GroupAddresses(publish, collect, stage.lockstep)
         try:
             with batch_scheduling():  # the first socket starts zmq's threads
                 self.handshake = open_socket(self.context, zmq.ROUTER, bind=run_dir.address("handshake"))
@@ -78,9 +90,28 @@ class Transport:
             self.close()
             raise
 
+    def add(self, stage: str, replica: int) -> Inlet:
+        """Open the inlet of one more replica; for any thread.
+
+        Raises:
+            RuntimeError: all is closed.
+            zmq.ZMQError: there are no descriptors left, say.
+        """
+        label = label_of(stage, replica)
+        number = next(number for number, config in enumerate(self._stages) if config.name == stage)
+        address = self.output_addresses[label] = self._run_dir.address(f"output-{number}-{replica}")
+        with self._closing:
+            if self.context.closed:
+                raise RuntimeError("the pipeline is closed")
+            # Those of replicas that have left are closed.
+            self.pulls = {label: inlet for label, inlet in self.pulls.items() if not inlet.socket.closed}
+            inlet = self.pulls[label] = Inlet(self.context, address)
+        return inlet
+
     def close(self) -> None:
         """Close every socket and the context; what is unsent is dropped."""
         self.strays.tell_rest()
-        for pull in self.pulls.values():
-            pull.close()
-        self.context.destroy(linger=0)
+        with self._closing:
+            for pull in self.pulls.values():
+                pull.close()
+            self.context.destroy(linger=0)

@@ -75,6 +75,7 @@ class Turns:
         self._away = threading.Event()
         self.over = False
         """A process is dying, or the pipeline closes: from now on only the background thread may poll."""
+        self._ended = False
 
     def wait(self, thing: Waitable, ready: Callable[[], bool], deadline: float | None = None) -> bool:
         """Wait until `ready()`; False if the deadline, on the monotonic clock, came first."""
@@ -105,13 +106,21 @@ class Turns:
 
     def end(self) -> None:
         """Make `run_background` return, once whoever polls has noticed."""
+        self._ended = True
         self.over = True
         self._leave()
         self._away.set()
         self._monitor.wake()
 
+    def resume(self) -> None:
+        """Let callers take the turn again, after `run_background` has returned; not once the end was asked for."""
+        self._away.clear()
+        self.over = False
+        if self._ended:  # in this order: `end` may be called between any two of these lines
+            self.over = True
+
     def run_background(self) -> None:
-        """Poll while nobody else does; return with the turn taken for ever, when a process is dying or at the end."""
+        """Poll while nobody else does; return with the turn kept, when a process is dying or at the end."""
         while True:
             self._turn.acquire()
             self._background_leads = True

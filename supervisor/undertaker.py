@@ -12,6 +12,7 @@ from supervisor.teardown import ECHO_S, SETTLE_S, is_excused
 
 if TYPE_CHECKING:
     from supervisor.manager import StageProcManager
+    from supervisor.membership import Membership
     from supervisor.monitor import Monitor
     from supervisor.report import Evidence
     from supervisor.reporter import Reporter
@@ -27,38 +28,68 @@ class Undertaker:
         monitor: polled by nobody else any more.
         switchboard: whose requests are lost.
         reporter: publishes each report.
+        membership: knows whom the others can do without.
     """
 
     def __init__(
-        self, manager: StageProcManager, monitor: Monitor, switchboard: Switchboard, reporter: Reporter
+        self,
+        manager: StageProcManager,
+        monitor: Monitor,
+        switchboard: Switchboard,
+        reporter: Reporter,
+        membership: Membership,
     ) -> None:
         self._manager = manager
         self._monitor = monitor
         self._switchboard = switchboard
         self._reporter = reporter
+        self._membership = membership
         self._heard: list[StageProc] = []
+        self._parted: list[StageProc] = []
 
-    def bury(self) -> None:
-        """Report each death, the first one as the cause of the others; then stop what is left."""
+    def bury(self) -> bool:
+        """Report each death, the first one as the cause of the others; then stop what is left.
+
+        False if nothing was stopped: only replicas have died that the others of their stages can do without.
+        """
         deadline = time.monotonic() + self._manager.config.shutdown_timeout_s
         excused = self._excuse()
         dying = [proc for proc in self._monitor.dying if proc not in excused]
         if not dying:
             # Whoever has asked is about to close; nobody waits for it.
             self._switchboard.close("the pipeline was asked to stop")
-            return
-        first = _first_of(dying, self._manager.procs)
+            return True
+        if not excused and self._membership.can_do_without(dying):
+            for lost in dying:
+                self._part_with(lost, deadline)
+            return False
+        first = _first_of(dying, [proc for proc in self._manager.procs if proc not in self._parted])
         evidence = self._examine(first, deadline)
         for other in self._monitor.dying:
             if self._monitor.finding(other) is None:
                 self._hear_out(other)  # now: what it said is for requests that are about to fail
         report = self._switchboard.lose(partial(build_report, evidence, collateral_of=None))
         self._reporter.publish(report)
-        reported = [first, *excused]
+        reported = [first, *excused, *self._parted]
         while (proc := self._next_failed(reported)) is not None:
             reported.append(proc)
             self._reporter.publish(build_report(self._examine(proc, deadline), [], first.label))
         self._manager.close()
+        return True
+
+    def _part_with(self, proc: StageProc, deadline: float) -> None:
+        """Report the death of a replica, and go on without it."""
+        finding = self._monitor.finding(proc)
+        if finding is not None and not has_failed(proc):
+            evidence = convict(proc, "hung" if proc.was_ready else "startup_timeout", finding)
+        else:
+            evidence = examine(proc, self._hear_out(proc), deadline, self._manager.stops)
+        report = self._switchboard.lose_replica(proc, partial(build_report, evidence, collateral_of=None))
+        self._monitor.forget(proc)
+        self._parted.append(proc)
+        self._manager.part_with(proc)
+        self._reporter.publish(report)
+        self._membership.lost(proc, report)
 
     def _excuse(self) -> list[StageProc]:
         """Those who have ended as we are asked to end too."""

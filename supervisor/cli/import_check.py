@@ -102,7 +102,7 @@ def _settings(lifeline: int, stage: StageConfig, import_path: tuple[str, ...]) -
         "sys_path": [str(entry) for entry in sys.path],
         "lifeline": lifeline,
         "engine": stage.engine,
-        "env": stage.environment(0),
+        "env": stage.environment(0, stage.replicas),
         "import_path": import_path,
     }
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """A longer line is not held in memory: it is skipped, and its request fails."""
 
-_KEYS = frozenset(("id", "data"))
+_KEYS = frozenset(("id", "data", "session"))
 _WANTED = 'wanted {"id": "…", "data": …}'
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -90,7 +90,7 @@ def read_request(number: int, line: bytes | None) -> Request | None:
     problem = _problem(message)
     if problem is not None:
         return _unreadable(number, problem)
-    return Request(message.get("id", _id_of(number)), message["data"])
+    return Request(message.get("id", _id_of(number)), message["data"], session=message.get("session"))
 
 
 def _problem(message: Any) -> str | None:
@@ -98,6 +98,8 @@ def _problem(message: Any) -> str | None:
         return f"a JSON {_kind(message)}, {_WANTED}"
     if "id" in message and not (isinstance(message["id"], str) and message["id"]):
         return f"the id {message['id']!r:.100} is no text, or empty, {_WANTED}"
+    if not isinstance(message.get("session", ""), str):
+        return f"the session {message['session']!r:.100} is no text, {_WANTED}"
     named = f" (id {message['id']!r:.100})" if "id" in message else ""
     if "data" not in message:
         return f"there is no 'data'{named}, {_WANTED}"

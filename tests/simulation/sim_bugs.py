@@ -11,6 +11,7 @@ from stage.protocol import Abort
 from stage.recorded_engine import WatchedEngine
 from stage.sockets import readable
 from supervisor import autopsy, report, undertaker
+from supervisor.calls import Calls
 from supervisor.ledger import Ledger
 from supervisor.monitor import Monitor
 from supervisor.outbox import Outbox
@@ -93,7 +94,7 @@ def forget_the_calls(patch: pytest.MonkeyPatch) -> None:
     end_all = Switchboard._end_all
 
     def buggy(self: Switchboard, *about: Any) -> None:
-        calls, self._calls = self._calls, {}
+        calls, self._calls = self._calls, Calls()
         end_all(self, *about)
         self._calls = calls
 

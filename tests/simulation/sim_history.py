@@ -188,7 +188,7 @@ class History:
         for life in self.watch.lives:
             if life.request is not None:
                 world.expect(life.ends == 1, f"{life.user_id} has {life.ends} outcomes")
-        left = [*ledger.requests, *ledger._tasks, *self.supervisor.switchboard._calls]
+        left = [*ledger.requests, *ledger._tasks, *self.supervisor.switchboard._calls._waiting]
         world.expect(not left, f"the supervisor still holds {left}")
         accepted = [life for life in self.watch.lives if life.request is not None]
         world.expect(self.supervisor.switchboard.done == len(accepted), "the requests that are done are miscounted")

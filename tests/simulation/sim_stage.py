@@ -47,6 +47,7 @@ class SimulatedStage:
             thread is gone or there was no error, is a matter for `step_timeout_s`, and is not simulated.
     """
 
+    role = "stage"
     replica = 0
 
     def __init__(
@@ -255,7 +256,7 @@ class SimulatedStage:
         self._dealer.allowance = self._world.rng.randrange(1, 4)
         ready: Any = SimpleNamespace(set=bool)
         try:
-            run_input(self._context, "input", self.label.encode(), self._given, self._emitted, ready)
+            run_input(self._context, "input", self.label.encode(), self._given, self._emitted, None, ready)
         except Pause:
             return
 
@@ -266,7 +267,9 @@ class SimulatedStage:
         self._output_queue.allowance = self._world.rng.randrange(1, 6)
         ready: Any = SimpleNamespace(set=bool)
         try:
-            run_output(self._context, "output", self._emitted, self._given, self._record_fatal, 1.0, MAX_BYTES, ready)
+            run_output(
+                self._context, "output", self._emitted, self._given, self._record_fatal, 1.0, MAX_BYTES, None, ready
+            )
         except Pause:
             return
         self._io_over["output"] = True

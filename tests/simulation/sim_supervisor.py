@@ -13,11 +13,12 @@ from sim_watch import Watch, WatchedCall, WatchedOutbox, WatchedSwitchboard
 from sim_wires import Clock, Inlet, Kernel, Router, Zmq
 
 from stage import recorded_engine
+from supervisor import calls, hang_watch, monitor, outbox, teardown, turns, undertaker
 from supervisor import core as core_module
-from supervisor import hang_watch, monitor, outbox, switchboard, teardown, turns, undertaker
 from supervisor.autopsy import has_failed
 from supervisor.core import Core
 from supervisor.lifecycle import Event
+from supervisor.membership import Membership
 from supervisor.monitor import Monitor
 from supervisor.report import Evidence
 from supervisor.reporter import Reporter
@@ -135,7 +136,9 @@ class Supervisor:
         )
         self.turns._away = away
         manager: Any = self.manager
-        self.undertaker = Undertaker(manager, self.monitor, self.switchboard, self.reporter)
+        nobody: Any = None  # joins, so nobody greets
+        membership = Membership(manager, self.monitor, self.switchboard, nobody)
+        self.undertaker = Undertaker(manager, self.monitor, self.switchboard, self.reporter, membership)
         parts = {
             "manager": manager,
             "switchboard": self.switchboard,
@@ -217,7 +220,7 @@ def installed(world: World, kernel: Kernel) -> Iterator[None]:
         (monitor, "os", kernel),
         (monitor, "time", clock),
         (outbox, "monotonic", clock.monotonic),
-        (switchboard, "Call", WatchedCall),
+        (calls, "Call", WatchedCall),
         (turns, "time", clock),
         (undertaker, "time", clock),
         (teardown, "time", clock),

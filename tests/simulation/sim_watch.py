@@ -12,9 +12,10 @@ from sim_engine import Graph, answer_of, data_of, model_of
 
 from stage.codec import Payload, decode
 from stage.protocol import End, Out, Refused, from_stage_decoder
+from supervisor.calls import Call
 from supervisor.handle import Handle, open_payload
 from supervisor.outbox import Outbox
-from supervisor.switchboard import Call, Switchboard
+from supervisor.switchboard import Switchboard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
     from sim_world import World
 
     from supervisor.config import PipelineConfig
-    from supervisor.ledger import Request, StageNode
+    from supervisor.ledger import Request
     from supervisor.monitor import Monitor
     from supervisor.report import StageDeathReport
+    from supervisor.seats import Seat
 
 
 @dataclass(eq=False)
@@ -174,12 +176,13 @@ class WatchedOutbox(Outbox):
         """Engine ids that their stages are known to be done with."""
         self.passed: set[tuple[str, int, int]] = set()
 
-    def add(self, node: StageNode, engine_id: str, payload: Payload) -> None:
+    def add(self, seat: Seat, engine_id: str, payload: Payload) -> None:
         buffers = [getattr(frame, "buffer", frame) for frame in payload.frames]
         serial, value, *_ = decode(payload.body, buffers)
-        self.tasks[engine_id] = node.name, serial
-        self.passed.add((node.name, serial, value))
-        super().add(node, engine_id, payload)
+        stage = seat.key.decode().partition("/")[0]
+        self.tasks[engine_id] = stage, serial
+        self.passed.add((stage, serial, value))
+        super().add(seat, engine_id, payload)
 
 
 class WatchedSwitchboard(Switchboard):

@@ -198,7 +198,7 @@ class TestProblems:
         """A config full of mistakes gives one error with a line for each."""
         raw = pipeline(
             stage("a", inputs=["b"], engin=ENGINE, args={1: 2, "x": {3}}),
-            stage("b", replicas=2, take="all"),
+            stage("b", replicas=0, take="all"),
             {"nam": "c", "inputs": ["b", "b", "bb"]},
             stage("b", inputs=["b"]),
             max_in_fligth=3,
@@ -212,7 +212,7 @@ class TestProblems:
 stages[0].engin: unknown key, did you mean 'engine'?
 stages[0].args: found the number 1 as a key, wanted text; quote it
 stages[0].args.x: found a value of type set, wanted {PLAIN}
-stages[1].replicas: 1 is the only value that this version runs, found the number 2
+stages[1].replicas: found the number 0, wanted a whole number of at least 1
 stages[1].take: found the text 'all', wanted 'each' or 'final'
 stages[2].nam: unknown key, did you mean 'name'?
 stages[2].name: missing, wanted {NAME_RULE}
@@ -289,12 +289,31 @@ stages[0].inputs: a -> b -> a is a ring, wanted inputs from stages that do not w
         expected = [f"max_in_flight: found the {found}, wanted a whole number of at least 1"]
         assert expected == problems(pipeline(max_in_flight=value))
 
-    @pytest.mark.parametrize("value", [0, -1, 2, 1.0, True, None, "1"])
-    def test_replicas(self, value: Any) -> None:
-        """One replica is what this version runs."""
-        (problem,) = problems(pipeline(stage(replicas=value)))
+    @pytest.mark.parametrize("key", ["replicas", "max_in_flight"])
+    @pytest.mark.parametrize("value", [0, -1, 1.5, True, "1"])
+    def test_counts_of_replicas(self, key: str, value: Any) -> None:
+        """A stage has at least one process, which takes at least one request."""
+        (problem,) = problems(pipeline(stage(**{key: value})))
 
-        assert problem.startswith("stages[0].replicas: 1 is the only value that this version runs, found ")
+        assert problem.startswith(f"stages[0].{key}: found ")
+        assert problem.endswith(", wanted a whole number of at least 1")
+
+    @pytest.mark.parametrize(
+        ("key", "wanted"),
+        [
+            ("balance", "'least_loaded', 'round_robin' or 'sticky'"),
+            ("on_death", "'stop' or 'degrade'"),
+            ("lockstep", "true or false"),
+            ("drain_timeout_s", "a number of seconds above 0"),
+        ],
+    )
+    @pytest.mark.parametrize("value", ["restart", None, [], -1])
+    def test_keys_of_replicas(self, key: str, wanted: str, value: Any) -> None:
+        """What is none of the choices is refused, with all of them."""
+        (problem,) = problems(pipeline(stage(replicas=2, **{key: value})))
+
+        assert problem.startswith(f"stages[0].{key}: found ")
+        assert f", wanted {wanted}" in problem
 
     @pytest.mark.parametrize("name", ["", ".", "..", "-a", "a/b", "a b", "a\n", "ä", "a" * 41])
     def test_bad_stage_names(self, name: str) -> None:

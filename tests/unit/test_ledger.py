@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from stage.codec import Payload
 from supervisor import PipelineConfig
-from supervisor.ledger import Ledger, Request, StageNode, build_graph
+from supervisor.ledger import Ledger, Request, build_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from supervisor.seats import Seat
 
 Graph = list[dict[str, Any]]
 
@@ -39,23 +41,27 @@ class Told(Request):
         self.ends.append((self.outcome, self.error))
 
 
+def stage_of(seat: Seat) -> str:
+    return seat.key.decode().partition("/")[0]
+
+
 class Stages:
     """All stages of a graph: what each has been sent, in order."""
 
     def __init__(self, graph: Graph) -> None:
         config = PipelineConfig.from_dict({"stages": graph})
-        self.sent: dict[str, tuple[StageNode, Any]] = {}
+        self.sent: dict[str, tuple[Seat, Any]] = {}
         self.every_id: list[str] = []
         self.cancelled: list[str] = []
         self.ledger = Ledger(build_graph(config), self)
         self.requests: list[Told] = []
 
-    def add(self, node: StageNode, engine_id: str, payload: Payload) -> None:
-        self.sent[engine_id] = (node, msgspec.msgpack.decode(payload.body))
+    def add(self, seat: Seat, engine_id: str, payload: Payload) -> None:
+        self.sent[engine_id] = (seat, msgspec.msgpack.decode(payload.body))
         self.every_id.append(engine_id)
 
-    def abort(self, node: StageNode, engine_ids: list[str]) -> None:
-        assert all(self.sent[engine_id][0] is node for engine_id in engine_ids)
+    def abort(self, seat: Seat, engine_ids: list[str]) -> None:
+        assert all(self.sent[engine_id][0] is seat for engine_id in engine_ids)
         self.cancelled += engine_ids
         for engine_id in engine_ids:
             del self.sent[engine_id]
@@ -68,7 +74,7 @@ class Stages:
 
     def id_at(self, name: str) -> str:
         """The oldest task of a stage."""
-        return next(engine_id for engine_id, (node, _) in self.sent.items() if node.name == name)
+        return next(engine_id for engine_id, (seat, _) in self.sent.items() if stage_of(seat) == name)
 
     def finish(self, engine_id: str, value: Any) -> None:
         """Let a stage answer with one output, which is its last."""
@@ -100,7 +106,7 @@ def test_take_each() -> None:
     request = stages.open("r1")
     stages.ledger.output(stages.id_at("a"), payload(1), finished=False)
     stages.ledger.output(stages.id_at("a"), payload(2), finished=True)
-    assert [value for node, value in stages.sent.values() if node.name == "b"] == [1, 2]
+    assert [value for seat, value in stages.sent.values() if stage_of(seat) == "b"] == [1, 2]
     for _ in range(2):
         assert request.ends == []
         stages.finish(stages.id_at("b"), "done")
@@ -117,7 +123,7 @@ def test_take_final(marked: bool) -> None:
     stages.ledger.output(engine_id, payload(1), finished=False)
     stages.ledger.output(engine_id, payload(2), finished=marked)
     if not marked:
-        assert [node.name for node, _ in stages.sent.values()] == ["a"]
+        assert [stage_of(seat) for seat, _ in stages.sent.values()] == ["a"]
         stages.ledger.end(engine_id)
     stages.finish(stages.id_at("b"), "done")
     assert request.results == [("b", (1, 0), "done")]
@@ -290,7 +296,7 @@ def test_any_order_gives_the_results_of_one_process(graph: Graph, outputs: int, 
     given_so_far: dict[str, int] = {}
     while stages.sent:
         engine_id = picks.choice(list(stages.sent))
-        name = stages.sent[engine_id][0].name
+        name = stage_of(stages.sent[engine_id][0])
         index = given_so_far.get(engine_id, 0)
         given_so_far[engine_id] = index + 1
         last = index == outputs - 1

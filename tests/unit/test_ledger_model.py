@@ -25,10 +25,11 @@ from hypothesis.stateful import (
 
 from stage.codec import Payload
 from supervisor import PipelineConfig
-from supervisor.ledger import Ledger, Request, StageNode, build_graph
+from supervisor.ledger import Ledger, Request, build_graph
 
 if TYPE_CHECKING:
     from supervisor.ledger import OutcomeName
+    from supervisor.seats import Seat
 
 GRAPHS: dict[str, list[tuple[str, list[str], str]]] = {
     "one stage": [("a", [], "each")],
@@ -76,6 +77,10 @@ class Told(Request):
         self.ends.append((self.outcome, self.error))
 
 
+def stage_of(seat: Seat) -> str:
+    return seat.key.decode().partition("/")[0]
+
+
 class LedgerBesideModel(RuleBasedStateMachine):
     """A ledger, and a model of what it must do; the machine is the ledger's post as well."""
 
@@ -94,13 +99,13 @@ class LedgerBesideModel(RuleBasedStateMachine):
         self.cancelled: list[tuple[str, str]] = []
         self.number = 0
 
-    def add(self, node: StageNode, engine_id: str, payload: Payload) -> None:
+    def add(self, seat: Seat, engine_id: str, payload: Payload) -> None:
         """Take what the ledger sends to a stage."""
-        self.posted.append((node.name, engine_id, msgspec.msgpack.decode(payload.body)))
+        self.posted.append((stage_of(seat), engine_id, msgspec.msgpack.decode(payload.body)))
 
-    def abort(self, node: StageNode, engine_ids: list[str]) -> None:
+    def abort(self, seat: Seat, engine_ids: list[str]) -> None:
         """Take what the ledger cancels."""
-        self.cancelled += [(node.name, engine_id) for engine_id in engine_ids]
+        self.cancelled += [(stage_of(seat), engine_id) for engine_id in engine_ids]
 
     def payload(self) -> tuple[Any, Payload]:
         """New data, and how it travels."""

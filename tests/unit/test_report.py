@@ -69,6 +69,7 @@ def test_fields() -> None:
     """Everything that is known stands in the report, which is plain data."""
     report = report_of(["r1"], "segment/0", box=box(error=ERROR))
     assert report.to_dict() == {
+        "role": "stage",
         "stage": "asr",
         "replica": 1,
         "pid": 4711,

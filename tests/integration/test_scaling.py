@@ -1,0 +1,222 @@
+"""`Pipeline.scale`: replicas join and leave while requests run, and every request ends once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from harness import HANG_S, Announcements, Events, data_of, ended, in_thread, pipeline_config, stage, until
+
+from supervisor import Pipeline, RequestFailedError, StageDiedError, StartupError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Traffic:
+    """Requests without end from a thread of its own; counts who answered."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._over = threading.Event()
+        self.answered: Counter[int] = Counter()
+        self.failed: list[str] = []
+        self.sent = 0
+        self._thread = in_thread(self._run)
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            with suppress(StageDiedError, RuntimeError):
+                handles = [self._pipeline.submit(number) for number in range(20)]
+                self.sent += len(handles)
+                for handle in handles:
+                    try:
+                        self.answered[data_of(handle.result(HANG_S))[0][0]] += 1
+                    except RequestFailedError as exc:
+                        self.failed.append(str(exc))
+
+    def wait_for_answers_of(self, replicas: list[int]) -> None:
+        """Wait until all of these have answered from now on; nobody else may."""
+        before = self.answered.copy()
+        until(lambda: set(self.answered - before) >= set(replicas), "all answer")
+
+    def end(self) -> None:
+        self._over.set()
+        assert ended(self._thread)
+        assert sum(self.answered.values()) + len(self.failed) == self.sent
+
+
+def who(**keys: Any) -> dict[str, Any]:
+    return stage("who", "engines_for_groups:WhoAmI", **{"replicas": 2, **keys})
+
+
+def numbers(pipeline: Pipeline) -> list[int | None]:
+    return [info.replica for info in pipeline.stages]
+
+
+def test_up_and_down_under_load(events: Events) -> None:
+    """Nothing is lost, newcomers take their share, and those that leave end in order."""
+    with Pipeline(pipeline_config(who())) as pipeline:
+        traffic = Traffic(pipeline)
+        for count, expected in ((4, [0, 1, 2, 3]), (1, [0]), (3, [0, 4, 5]), (3, [0, 4, 5]), (2, [0, 4])):
+            pipeline.scale("who", count)
+            assert numbers(pipeline) == expected
+            traffic.wait_for_answers_of(expected)
+        traffic.end()
+        assert traffic.failed == []
+    assert sorted(event["replica"] for event in events.of("replica_joined")) == [2, 3, 4, 5]
+    assert sorted(event["replica"] for event in events.of("replica_left")) == [1, 2, 3, 5]
+    assert events.of("stage_died") == []
+    assert events.of("stage_killed") == []
+
+
+def test_what_waits_goes_to_a_newcomer() -> None:
+    """Requests that wait for room are given to a replica that joins."""
+    config = pipeline_config(who(args={"free": False}, max_in_flight=1))
+    with Pipeline(config) as pipeline:
+        handles = [pipeline.submit(number) for number in range(3)]
+        pipeline.scale("who", 3)
+        pipeline.utility("who", "open", (9,), replica=2, timeout_s=HANG_S)
+        assert data_of(handles[2].result(HANG_S)) == [[2, 2]]
+
+
+def test_leaving_replica_finishes_what_it_has(events: Events) -> None:
+    """It takes no new request, and is not ended before it has answered the old ones."""
+    with Pipeline(pipeline_config(who(args={"free": False}))) as pipeline:
+        old = [pipeline.submit(number) for number in range(4)]
+        shrinker = in_thread(lambda: pipeline.scale("who", 1))
+        pipeline.utility("who", "open", (1000,), replica=0, timeout_s=HANG_S)
+        assert [data_of(handle.result(HANG_S))[0][0] for handle in old[::2]] == [0, 0]
+        until(lambda: data_of(pipeline.submit("new").result(HANG_S))[0][0] == 0, "new ones go to the other")
+        assert events.of("replica_left") == []
+        pipeline.utility("who", "open", (1000,), replica=1, timeout_s=HANG_S)
+        assert [data_of(handle.result(HANG_S))[0][0] for handle in old[1::2]] == [1, 1]
+        assert ended(shrinker)
+        assert numbers(pipeline) == [0]
+
+
+def test_drain_timeout() -> None:
+    """What a leaving replica has not finished in time fails, and the message names the limit."""
+    with Pipeline(pipeline_config(who(args={"free": False}, drain_timeout_s=0.2))) as pipeline:
+        handles = [pipeline.submit(number) for number in range(2)]
+        pipeline.scale("who", 1)
+        with pytest.raises(RequestFailedError, match=r"drain_timeout_s"):
+            handles[1].result(HANG_S)
+        pipeline.utility("who", "open", (1,), replica=0, timeout_s=HANG_S)
+        assert data_of(handles[0].result(HANG_S)) == [[0, 0]]
+
+
+def slow(announcements: Announcements, trigger: str, **keys: Any) -> dict[str, Any]:
+    args = {"which": 2, "announce_to": announcements.path, "trigger": trigger}
+    return stage("who", "engines_for_groups:SlowReplica", args=args, replicas=2, **keys)
+
+
+@pytest.mark.usefixtures("logs_may_stay")
+def test_newcomer_is_killed(events: Events, announcements: Announcements) -> None:
+    """A replica that dies before it has joined fails the call, and nothing else."""
+    trigger = f"{announcements.path}.trigger"
+    os.mkfifo(trigger)
+    with Pipeline(pipeline_config(slow(announcements, trigger))) as pipeline:
+        traffic = Traffic(pipeline)
+        killer = in_thread(lambda: os.kill(int(announcements.wait().removeprefix("building ")), signal.SIGKILL))
+        with pytest.raises(StartupError, match="replica 2") as caught:
+            pipeline.scale("who", 3)
+        assert ended(killer)
+        assert caught.value.report.signal == "SIGKILL"
+        assert numbers(pipeline) == [0, 1]
+        traffic.end()
+        assert traffic.failed == []
+        assert pipeline.died is None
+    Path(trigger).unlink()
+    assert [event["replica"] for event in events.of("stage_died")] == [2]
+
+
+@pytest.mark.usefixtures("logs_may_stay")
+def test_newcomer_is_never_ready(events: Events, announcements: Announcements) -> None:
+    """A replica that is not ready within `startup_timeout_s` is killed, and the others go on."""
+    trigger = f"{announcements.path}.trigger"
+    os.mkfifo(trigger)
+    with Pipeline(pipeline_config(slow(announcements, trigger), startup_timeout_s=3)) as pipeline:
+        with pytest.raises(StartupError, match="startup_timeout_s") as caught:
+            pipeline.scale("who", 3)
+        assert (caught.value.report.cause, caught.value.report.phase) == ("startup_timeout", "init")
+        assert data_of(pipeline.submit(1).result(HANG_S))[0][1] == 1
+    Path(trigger).unlink()
+
+
+@pytest.mark.usefixtures("logs_may_stay")
+@pytest.mark.parametrize("victim", ["replica", "coordinator"])
+def test_somebody_dies_while_another_joins(announcements: Announcements, victim: str) -> None:
+    """A death that ends the pipeline ends the call as well."""
+    trigger = f"{announcements.path}.trigger"
+    os.mkfifo(trigger)
+    with Pipeline(pipeline_config(slow(announcements, trigger))) as pipeline:
+        traffic = Traffic(pipeline)
+        pid = next(info.pid for info in pipeline.processes if info.replica == (0 if victim == "replica" else None))
+
+        def strike() -> None:
+            announcements.wait()
+            os.kill(pid, signal.SIGKILL)
+
+        striker = in_thread(strike)
+        with pytest.raises(StageDiedError):
+            pipeline.scale("who", 3)
+        assert ended(striker)
+        traffic.end()
+    Path(trigger).unlink()
+    assert pipeline.died is not None
+    assert pipeline.died.pid == pid
+
+
+@pytest.mark.parametrize("on_death", ["stop", "degrade"])
+def test_leaving_replica_is_killed(events: Events, on_death: str) -> None:
+    """Its requests fail; whether the others go on is for `on_death` to say."""
+    with Pipeline(pipeline_config(who(args={"free": False}, on_death=on_death))) as pipeline:
+        handles = [pipeline.submit(number) for number in range(2)]
+        pid = pipeline.stages[1].pid
+        errors: list[Exception] = []
+
+        def shrink() -> None:
+            try:
+                pipeline.scale("who", 1)
+            except StageDiedError as exc:
+                errors.append(exc)
+
+        shrinker = in_thread(shrink)
+        until(lambda: _is_retired(pipeline, 1), "it takes no more")
+        os.kill(pid, signal.SIGKILL)
+        assert ended(shrinker)
+        with pytest.raises(RequestFailedError, match="SIGKILL"):
+            handles[1].result(HANG_S)
+        assert [type(error) for error in errors] == ([StageDiedError] if on_death == "stop" else [])
+        if on_death == "degrade":
+            assert numbers(pipeline) == [0]
+            pipeline.utility("who", "open", (1,), replica=0, timeout_s=HANG_S)
+            assert data_of(handles[0].result(HANG_S)) == [[0, 0]]
+    assert [event["replica"] for event in events.of("stage_died")] == [1]
+
+
+def _is_retired(pipeline: Pipeline, replica: int) -> bool:
+    seats = pipeline._core.switchboard._ledger._nodes["who"].seats
+    return replica not in [seat.replica for seat in seats]
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda pipeline: pipeline.scale("nobody", 2), "there is no stage 'nobody'"),
+        (lambda pipeline: pipeline.scale("who", 0), "at least 1"),
+        (lambda pipeline: pipeline.scale("who", True), "at least 1"),
+        (lambda pipeline: pipeline.scale("one", 2), "began with one replica"),
+    ],
+)
+def test_wrong_calls(call: Callable[[Pipeline], None], error: str) -> None:
+    """What cannot be done is refused, with what is wrong."""
+    with Pipeline(pipeline_config(who(), stage("one"))) as pipeline, pytest.raises(ValueError, match=error):
+        call(pipeline)
