@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 ENGINE_METHODS = ("has_work", "add", "abort", "step", "utility")
 """What an engine must have; `Engine` says what each one does."""
 
+LOCKSTEP_METHODS = (*ENGINE_METHODS, "dummy_step")
+"""What one must have whose replicas step together."""
+
 
 class RequestError(Exception):
     """Raise it from `Engine.add` to refuse one request; the stage and the other requests go on.
@@ -43,6 +46,8 @@ class Engine(Protocol):
     Two methods are optional and looked up by name: `shutdown()`, called on every way out, and
     `set_failure_callback(callback)`, for an engine with threads or processes of its own, which calls
     `callback(reason)` from any thread when one of them fails.
+    An engine whose replicas must step together (`lockstep` in the config) has `dummy_step()` as well: a step without
+    work of its own, with its part in whatever the group does together.
     The shape follows the step loop of vLLM's `EngineCore`.
     """
 

@@ -12,7 +12,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from stage.engine import ENGINE_METHODS
 from stage.engine_path import load_engine_class
 from stage.errors_text import safe_str
 from stage.parent_watch import die_with
@@ -23,7 +22,9 @@ if TYPE_CHECKING:
 TEXT_LIMIT = 1000
 
 
-def try_import(lifeline: int, engine: str, env: dict[str, str], import_path: Sequence[str]) -> None:
+def try_import(
+    lifeline: int, engine: str, env: dict[str, str], import_path: Sequence[str], methods: Sequence[str]
+) -> None:
     """Import an engine, write the outcome to standard output, and exit.
 
     The outcome is a JSON object: `error`, the type and text of what was raised or what else is wrong, or null; and
@@ -35,6 +36,7 @@ def try_import(lifeline: int, engine: str, env: dict[str, str], import_path: Seq
         engine: `package.module:ClassName`.
         env: the stage's variables.
         import_path: directories to look for the engine in before all others.
+        methods: what it must have.
     """
     report = os.dup(1)
     os.dup2(2, 1)
@@ -43,16 +45,16 @@ def try_import(lifeline: int, engine: str, env: dict[str, str], import_path: Seq
     os.environ.update(env)
     sys.path[:0] = import_path
     pid = os.getpid()
-    outcome = json.dumps(_outcome(engine)).encode()
+    outcome = json.dumps(_outcome(engine, methods)).encode()
     if os.getpid() == pid:  # A module that forks gives the copy this very path.
         os.write(report, outcome)
     # Not `sys.exit`: threads that the module started would be waited for.
     os._exit(0)
 
 
-def _outcome(engine: str) -> dict[str, str | None]:
+def _outcome(engine: str, methods: Sequence[str]) -> dict[str, str | None]:
     try:
-        lacking = _lacking(load_engine_class(engine))
+        lacking = _lacking(load_engine_class(engine), methods)
     except BaseException as error:
         text = " ".join(f"{type(error).__name__}: {safe_str(error)}".split())
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
@@ -61,12 +63,12 @@ def _outcome(engine: str) -> dict[str, str | None]:
     return {"error": lack, "missing": None}
 
 
-def _lacking(build: Any) -> list[str]:
+def _lacking(build: Any, methods: Sequence[str]) -> list[str]:
     """Name the methods that no engine of this class can have; those that cannot be told yet are found at its start."""
     # What a function or `__new__` returns is unknown, and so is what `__getattr__` stands in for.
     if not isinstance(build, type) or _makes_anything(build) or hasattr(build, "__getattr__"):
         return []
-    return [name for name in ENGINE_METHODS if not _may_have(build, name)]
+    return [name for name in methods if not _may_have(build, name)]
 
 
 def _makes_anything(build: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stage.boot import CLOSE_S, run_process
 from stage.busy_loop import BusyLoop
-from stage.engine import ENGINE_METHODS
+from stage.engine import ENGINE_METHODS, LOCKSTEP_METHODS
 from stage.engine_path import load_engine_class
 from stage.errors_text import safe_repr
 from stage.group_link import GroupLink
@@ -103,7 +103,7 @@ def _build_engine(init: Init, box: BlackBox) -> Any:
     box.enter("init")
     engine = build(**init.args)
     lockstep = init.group is not None and init.group.lockstep
-    wanted = (*ENGINE_METHODS, "dummy_step") if lockstep else ENGINE_METHODS
+    wanted = LOCKSTEP_METHODS if lockstep else ENGINE_METHODS
     missing = [name for name in wanted if not callable(getattr(engine, name, None))]
     if missing:
         raise TypeError(f"engine {init.engine!r} lacks the method {', '.join(missing)} (see stage.Engine)")

@@ -63,14 +63,14 @@ class Core:
         self._closing = threading.Lock()
         self._closed = False
         self._owner_pid = os.getpid()
-        reporter = Reporter(report_dir)
+        self.reporter = Reporter(report_dir)
         with ExitStack() as opened:
             self.manager = StageProcManager(config, stop_fd)
             opened.callback(self.manager.close)
             transport = Transport(self.manager)
             opened.callback(transport.close)
             handshakes = Handshakes(config, transport, injections)
-            with launch(self.manager, transport, reporter, handshakes):
+            with launch(self.manager, transport, self.reporter, handshakes):
                 self.switchboard = Switchboard(config, Outbox(transport.router, transport.strays))
             hang_watch = _watch_for_hangs(config, self.manager.procs, self.switchboard.outbox)
             if hang_watch is not None:
@@ -96,7 +96,7 @@ class Core:
             self.scaling = Scaling(
                 self.manager, transport, handshakes, self._monitor, self.switchboard, membership, self.turns
             )
-            self._undertaker = Undertaker(self.manager, self._monitor, self.switchboard, reporter, membership)
+            self._undertaker = Undertaker(self.manager, self._monitor, self.switchboard, self.reporter, membership)
             parts = (self.turns, self._monitor, self.switchboard, self._undertaker)
             self._thread = threading.Thread(target=_watch, args=parts, name="pipeline-watch", daemon=True)
             self._thread.start()

@@ -236,8 +236,13 @@ class Pipeline:
 
     @property
     def died(self) -> StageDeathReport | None:
-        """The first death, or None."""
+        """The death that ended the pipeline, or None."""
         return self._core.switchboard.died
+
+    @property
+    def deaths(self) -> tuple[StageDeathReport, ...]:
+        """Every death so far, also of replicas that their stages have gone on without (`on_death: degrade`)."""
+        return tuple(self._core.reporter.deaths)
 
     @property
     def in_flight(self) -> int:

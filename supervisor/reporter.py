@@ -1,4 +1,4 @@
-"""Makes a death known: one `stage_died` log event, and a JSON file where the user wants one."""
+"""Keeps the deaths, and makes each known: one `stage_died` log event, and a JSON file where the user wants one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from stage.names import label_of
 from supervisor.log import log
+from supervisor.report import build_report
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from supervisor.report import StageDeathReport
+    from supervisor.report import Evidence, StageDeathReport
 
 _LOGGED = (
     "role",
@@ -37,6 +38,14 @@ class Reporter:
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
+        self.deaths: list[StageDeathReport] = []
+        """All reports so far, also those that are yet to be published."""
+
+    def build(self, evidence: Evidence, requests_lost: list[str], collateral_of: str | None) -> StageDeathReport:
+        """Make a report, to be published once the requests that the death has cost have ended."""
+        report = build_report(evidence, requests_lost, collateral_of)
+        self.deaths.append(report)
+        return report
 
     def publish(self, report: StageDeathReport) -> None:
         """Log the report and write its file; a file that cannot be written is logged and changes nothing else."""

@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from supervisor.autopsy import convict, examine, has_failed
-from supervisor.report import build_report
 from supervisor.teardown import ECHO_S, SETTLE_S, is_excused
 
 if TYPE_CHECKING:
@@ -68,12 +67,12 @@ class Undertaker:
         for other in self._monitor.dying:
             if self._monitor.finding(other) is None:
                 self._hear_out(other)  # now: what it said is for requests that are about to fail
-        report = self._switchboard.lose(partial(build_report, evidence, collateral_of=None))
+        report = self._switchboard.lose(partial(self._reporter.build, evidence, collateral_of=None))
         self._reporter.publish(report)
         reported = [first, *excused, *self._parted]
         while (proc := self._next_failed(reported)) is not None:
             reported.append(proc)
-            self._reporter.publish(build_report(self._examine(proc, deadline), [], first.label))
+            self._reporter.publish(self._reporter.build(self._examine(proc, deadline), [], first.label))
         self._manager.close()
         return True
 
@@ -84,7 +83,7 @@ class Undertaker:
             evidence = convict(proc, "hung" if proc.was_ready else "startup_timeout", finding)
         else:
             evidence = examine(proc, self._hear_out(proc), deadline, self._manager.stops)
-        report = self._switchboard.lose_replica(proc, partial(build_report, evidence, collateral_of=None))
+        report = self._switchboard.lose_replica(proc, partial(self._reporter.build, evidence, collateral_of=None))
         self._monitor.forget(proc)
         self._parted.append(proc)
         self._manager.part_with(proc)

@@ -22,9 +22,9 @@ _WHEN = re.compile(r"step=0*(?P<step>[1-9][0-9]{0,15})|(?P<seconds>[0-9]{1,8}(\.
 _EXIT_STATUS = """\
 exit status:
   0      every request finished
-  1      some request failed, the stages lived
+  1      some request failed, the pipeline lived
   2      bad usage, config or input
-  3      a stage died or did not start
+  3      a death ended the pipeline, or a stage did not start
   128+n  ended by signal n; a second SIGINT or SIGTERM makes the stop immediate
   141    the reader of standard output has gone
 """

@@ -151,6 +151,7 @@ class _Job:
         self._stop = stop
         self._pipeline = Pipeline(config, report_dir=report_dir, injections=injections, stop_fd=stop.fd)
         self._report: StageDeathReport | None = None
+        self._told = 0
         self._broken = False
         """Whether something that is no stage has failed."""
 
@@ -185,6 +186,7 @@ class _Job:
         # A stage may have died after the last request had ended.
         if self._report is None and self._pipeline.died is not None:
             self._tell_death(self._pipeline.died)
+        self._tell_losses()
         self._console.summarize()
 
     def _pass_on(self, source: Source) -> None:
@@ -193,8 +195,17 @@ class _Job:
             for event in events:
                 self._write(to_line(event))
                 self._console.on_event(event)
+                self._tell_losses()
                 if isinstance(event, Outcome):
                     source.ended(event.id)
+
+    def _tell_losses(self) -> None:
+        """Tell of the deaths that the pipeline has gone on after."""
+        deaths = self._pipeline.deaths
+        for report in deaths[self._told :]:
+            if report.collateral_of is None and report is not self._pipeline.died:
+                self._console.say("error", "death_report", report.render())
+        self._told = len(deaths)
 
     def _write(self, line: bytes) -> None:
         if self._output.is_terminal:

@@ -18,6 +18,8 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, TYPE_CHECKING, NamedTuple
 
+from stage.engine import ENGINE_METHODS, LOCKSTEP_METHODS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -104,6 +106,7 @@ def _settings(lifeline: int, stage: StageConfig, import_path: tuple[str, ...]) -
         "engine": stage.engine,
         "env": stage.environment(0, stage.replicas),
         "import_path": import_path,
+        "methods": LOCKSTEP_METHODS if stage.lockstep and stage.replicas > 1 else ENGINE_METHODS,
     }
 
 

@@ -10,7 +10,7 @@ from stage.busy_loop import BusyLoop
 from stage.protocol import Abort
 from stage.recorded_engine import WatchedEngine
 from stage.sockets import readable
-from supervisor import autopsy, report, undertaker
+from supervisor import autopsy, report, reporter, undertaker
 from supervisor.calls import Calls
 from supervisor.ledger import Ledger
 from supervisor.monitor import Monitor
@@ -160,7 +160,7 @@ def know_requests_by_id_alone(patch: pytest.MonkeyPatch) -> None:
 def blame_nobody(patch: pytest.MonkeyPatch) -> None:
     """Later deaths are reported as if each had come by itself."""
     build = report.build_report
-    patch.setattr(undertaker, "build_report", lambda evidence, lost, *_, **__: build(evidence, lost, None))
+    patch.setattr(reporter, "build_report", lambda evidence, lost, *_, **__: build(evidence, lost, None))
 
 
 def look_once_for_further_deaths(patch: pytest.MonkeyPatch) -> None:
