@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import threading
 from typing import TYPE_CHECKING, Any
 
 from engines_for_tests import Gate, announce
@@ -33,6 +34,12 @@ class WhoAmI(Gate):
         self.todo.clear()
         return outputs
 
+    def utility(self, name: str, args: tuple[Any, ...]) -> Any:
+        """As `Gate`, and `block` never returns."""
+        if name == "block":
+            threading.Event().wait()
+        return super().utility(name, args)
+
 
 class SlowReplica(WhoAmI):
     """As `WhoAmI`, but the replica `which` tells that it is being built, and waits until it can read from `trigger`."""
@@ -43,6 +50,27 @@ class SlowReplica(WhoAmI):
             announce(announce_to, f"building {os.getpid()}")
             with open(trigger, "rb", buffering=0) as file:  # noqa: PTH123
                 file.read(1)
+
+
+class FailsFrom(WhoAmI):
+    """As `WhoAmI`, but replicas from the number `which` on cannot be built."""
+
+    def __init__(self, which: int) -> None:
+        super().__init__()
+        if int(os.environ[REPLICA]) >= which:
+            raise MemoryError(f"no room for replica {os.environ[REPLICA]}")
+
+
+class HangsAtTheEnd(WhoAmI):
+    """As `WhoAmI`, but the replica `which` never comes to its end."""
+
+    def __init__(self, which: int) -> None:
+        super().__init__()
+        self.hangs = int(os.environ[REPLICA]) == which
+
+    def shutdown(self) -> None:
+        if self.hangs:
+            threading.Event().wait()
 
 
 class AllReduce:

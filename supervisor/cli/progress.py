@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from stage.names import label_of
 from supervisor.handle import Outcome
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ _STATES = {
     "stage_spawned": "starting",
     "stage_starting": "starting",
     "stage_ready": "ready",
+    "coordinator_spawned": "starting",
+    "coordinator_ready": "ready",
     "stage_died": "died",
     "stage_killed": "killed",
 }
@@ -46,9 +49,13 @@ class Progress:
             # Rates are those of the pipeline at work.
             self._began = now
             return True
-        if name not in _STATES:
+        label = label_of(str(event.get("stage")), event.get("replica"))
+        if name == "replica_left":
+            self._states.pop(label, None)
+        elif name in _STATES:
+            self._states[label] = _STATES[name]
+        else:
             return False
-        self._states[f"{event.get('stage')}/{event.get('replica')}"] = _STATES[name]
         return True
 
     def on_event(self, event: Result | Outcome) -> None:

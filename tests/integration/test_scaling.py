@@ -4,52 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from harness import HANG_S, Announcements, Events, data_of, ended, in_thread, pipeline_config, stage, until
+from traffic import Traffic
 
 from supervisor import Pipeline, RequestFailedError, StageDiedError, StartupError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-class Traffic:
-    """Requests without end from a thread of its own; counts who answered."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self._over = threading.Event()
-        self.answered: Counter[int] = Counter()
-        self.failed: list[str] = []
-        self.sent = 0
-        self._thread = in_thread(self._run)
-
-    def _run(self) -> None:
-        while not self._over.is_set():
-            with suppress(StageDiedError, RuntimeError):
-                handles = [self._pipeline.submit(number) for number in range(20)]
-                self.sent += len(handles)
-                for handle in handles:
-                    try:
-                        self.answered[data_of(handle.result(HANG_S))[0][0]] += 1
-                    except RequestFailedError as exc:
-                        self.failed.append(str(exc))
-
-    def wait_for_answers_of(self, replicas: list[int]) -> None:
-        """Wait until all of these have answered from now on; nobody else may."""
-        before = self.answered.copy()
-        until(lambda: set(self.answered - before) >= set(replicas), "all answer")
-
-    def end(self) -> None:
-        self._over.set()
-        assert ended(self._thread)
-        assert sum(self.answered.values()) + len(self.failed) == self.sent
 
 
 def who(**keys: Any) -> dict[str, Any]:
