@@ -95,8 +95,9 @@ class IOThread:
             raise RuntimeError(f"{self._kind} thread died during startup")
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread's end, so long."""
-        self._thread.join(timeout_s)
+        """Wait for the thread's end, so long; one that was never started has none."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
 
 
 def _guard(

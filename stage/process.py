@@ -63,10 +63,10 @@ def _serve(running: Running) -> bool:
         recorded = (WatchedEngine if init.watched else RecordedEngine)(engine, box, init.injection)
         link = None if init.group is None else GroupLink(init.group, boot.replica or 0)
         loop = _make_loop(recorded, link, input_queue, output_queue.put)
-        running.signals.hand_over(loop)
         record_fatal = partial(_record_fatal, box, loop)
-        output = _start_threads(running, init, input_queue, output_queue, link, record_fatal)
-        ending.callback(_flush, output_queue, output, init.shutdown_timeout_s / 2)
+        running.signals.check()
+        _start_threads(running, init, input_queue, output_queue, link, record_fatal)
+        running.signals.hand_over(loop)
     if init.injection is not None:
         arm(init.injection, partial(_fail, input_queue))
     # What is loaded by now stays: the collector need not walk through it again and again.
@@ -128,8 +128,8 @@ def _start_threads(
     output_queue: OutputQueue,
     link: GroupLink | None,
     record_fatal: Callable[[], None],
-) -> IOThread:
-    """Start both IO threads; return the output thread, which must flush at the end."""
+) -> None:
+    """Start both IO threads, the input thread last, since the other replicas may keep it waiting."""
 
     def on_death(name: str, exc: BaseException) -> None:
         running.box.record_error("io_thread", exc)
@@ -150,9 +150,9 @@ def _start_threads(
     )
     reading = IOThread("input", fit_name(name, "-input"), take, partial(on_death, "input"))
     writing = IOThread("output", fit_name(name, "-output"), give, partial(on_death, "output"))
-    reading.start(None if link is None else "the coordinator, and every other replica of the stage")
+    running.ending.callback(_flush, output_queue, writing, init.shutdown_timeout_s / 2)
     writing.start()
-    return writing
+    reading.start(None if link is None else "the coordinator, and every other replica of the stage")
 
 
 def _record_fatal(box: BlackBox, loop: BusyLoop) -> None:

@@ -60,11 +60,18 @@ class StopSignals:
         for signum in SIGNALS:
             signal.signal(signum, signal.SIG_IGN)
 
-    def hand_over(self, loop: Stoppable) -> None:
-        """From now on a signal asks `loop` to end, also one that the engine has swallowed while it was built."""
-        self._loop = loop
+    def check(self) -> None:
+        """See that nobody has asked us to stop, which the engine may have swallowed while it was built.
+
+        Raises:
+            BootStopped: somebody has.
+        """
         if self._asked:
-            loop.request_shutdown()
+            raise BootStopped(0)
+
+    def hand_over(self, loop: Stoppable) -> None:
+        """From now on a signal asks `loop` to end."""
+        self._loop = loop
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
         self._box.got_signal(signum)

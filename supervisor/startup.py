@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import zmq
 
+from stage.black_box import PHASES
 from stage.sockets import milliseconds, readable, receive_frames
 from supervisor.autopsy import convict, examine, has_failed
 from supervisor.errors import StartupError, StopRequestedError
@@ -160,9 +161,9 @@ class _Startup:
         raise StopRequestedError("stopped before every stage was ready")
 
     def _give_up_waiting(self) -> NoReturn:
-        """Report the first stage that is late."""
+        """Report the stage that is furthest behind: a replica that only waits for the others of its stage is not."""
         late = f"it was not ready within {self._manager.config.startup_timeout_s:g} s (startup_timeout_s)"
-        proc = self._late()[0]
+        proc = min(self._late(), key=lambda proc: PHASES.index(proc.read_box().phase))
         self._fail(proc, convict(proc, "startup_timeout", late))
 
     def _fail(self, first: StageProc, evidence: Evidence) -> NoReturn:

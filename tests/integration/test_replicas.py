@@ -167,6 +167,23 @@ def test_death_before_the_barrier_is_full(events: Events, announcements: Announc
     assert report.replica == (None if victim == "coordinator" else 1)
 
 
+@pytest.mark.usefixtures("logs_may_stay")
+def test_late_replica(events: Events, announcements: Announcements) -> None:
+    """When the start takes too long, who is blamed is the replica that the others wait for; those end in order."""
+    trigger = f"{announcements.path}.trigger"
+    os.mkfifo(trigger)
+    args = {"which": 1, "announce_to": announcements.path, "trigger": trigger}
+    config = pipeline_config(
+        stage("slow", "engines_for_groups:SlowReplica", args=args, replicas=3), startup_timeout_s=2
+    )
+    with pytest.raises(StartupError) as caught, Pipeline(config):
+        pytest.fail("it became ready")
+    Path(trigger).unlink()
+    report = caught.value.report
+    assert (report.replica, report.cause, report.phase) == (1, "startup_timeout", "init")
+    assert events.of("stage_killed") == []
+
+
 @pytest.mark.parametrize("work", [0, 20])
 def test_coordinator_dies(events: Events, work: int) -> None:
     """The death of a coordinator is one of its pipeline, with a report of its own."""
