@@ -115,11 +115,6 @@ class Core:
             self.raise_refusal()
             self.turns.wait(switchboard.slots, switchboard.has_slot)
 
-    @property
-    def is_closed(self) -> bool:
-        """True once `close` has begun."""
-        return self._closed
-
     def raise_refusal(self) -> None:
         """Raise why nothing is accepted any more, if so."""
         if self.switchboard.died is not None:

@@ -104,6 +104,16 @@ def _send(pidfd: int, signum: int) -> None:
         signal.pidfd_send_signal(pidfd, signum)
 
 
+def _close_ended(pidfds: dict[int, int]) -> None:
+    """Let go of those who have ended: a stage that grows and shrinks for months has many."""
+    poller = select.poll()
+    for pidfd in pidfds:
+        poller.register(pidfd, select.POLLIN)
+    for pidfd, _ in poller.poll(0):
+        os.close(pidfd)
+        del pidfds[pidfd]
+
+
 def main(mark: str) -> None:
     """Wait for the end of the supervisor, which holds the other end of standard input, and do its work.
 
@@ -120,6 +130,7 @@ def main(mark: str) -> None:
         *lines, heard = (heard + new).split(b"\n")
         if DISMISSED in lines:
             return
+        _close_ended(stages)
         for line in lines:
             with suppress(ProcessLookupError):
                 stages[os.pidfd_open(int(line))] = int(line)

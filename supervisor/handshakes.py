@@ -46,7 +46,7 @@ class Handshakes:
 
     def expect(self, proc: StageProc) -> None:
         """Answer this process when it speaks; whom a stage has lost is not expected any more."""
-        self._procs = {key: other for key, other in self._procs.items() if not other.is_released}
+        self._procs = {key: other for key, other in self._procs.items() if not other.has_left}
         self._procs[proc.label.encode()] = proc
 
     def answer(self, identity: bytes, content: bytes) -> tuple[StageProc, Failed] | None:

@@ -121,6 +121,7 @@ class StageProcManager:
         """Let go of a replica that has ended, while the others go on; its log stays if it died."""
         for path in (proc.box, proc.stacks, *([proc.log] if proc.asked_to_stop else [])):
             path.unlink(missing_ok=True)
+        proc.has_left = True
         proc.release()
 
     def sentinels(self) -> list[int]:

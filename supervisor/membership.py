@@ -67,6 +67,7 @@ class Membership:
 
     def expect(self, proc: StageProc) -> None:
         """Let a process join its stage as soon as it is READY; called before it may say so."""
+        self._switchboard.expect(proc)
         self._handshakes.expect(proc)
         self._joining.add(proc)
 
@@ -116,7 +117,7 @@ class Membership:
 
     def _ask_to_end(self, proc: StageProc) -> None:
         """Ask a replica to end, so that its end is no death."""
-        if proc.is_released:
+        if proc.has_left:
             return  # it has died, and the undertaker has been quicker
         if proc in self._monitor.dying or proc.wait_end(0):
             self._monitor.notice(proc)

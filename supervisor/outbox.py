@@ -56,7 +56,8 @@ class Outbox:
         """Messages that wait."""
         self._sent_at = 0.0
         self._torn = False
-        self._met: set[bytes] = set()
+        self.newcomers: set[bytes] = set()
+        """Routing ids of replicas that join: the first word of each is awaited."""
         self.watches: dict[bytes, StageWatch] = {}
         """What counts the messages to those stages that are watched for hangs."""
         self.asleep = False
@@ -117,10 +118,10 @@ class Outbox:
             raise
 
     def meets(self, key: bytes, timeout_s: float) -> bool:
-        """True once a process has spoken on the ROUTER, which cannot address it before."""
-        while key not in self._met and self._router.poll(milliseconds(timeout_s)):
+        """True once a newcomer has spoken on the ROUTER, which cannot address it before."""
+        while key in self.newcomers and self._router.poll(milliseconds(timeout_s)):
             self._read_one()
-        return key in self._met
+        return key not in self.newcomers
 
     def tear(self) -> None:
         """Send nothing any more: a message was cut off, and what comes next would become a part of it."""
@@ -135,8 +136,8 @@ class Outbox:
         """Read a message: the first word of a replica that joins, which is empty, or one of nobody's."""
         identity, *frames = receive_frames(self._router, zmq.NOBLOCK)
         size = sum(len(frame.buffer) for frame in frames)
-        if not size:
-            self._met.add(identity.bytes)
+        if identity.bytes in self.newcomers and not size:
+            self.newcomers.discard(identity.bytes)
         elif self._strays is not None:
             self._strays.add(f"a message of {size} bytes on the socket for input")
 

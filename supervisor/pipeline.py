@@ -231,7 +231,7 @@ class Pipeline:
     @property
     def processes(self) -> list[ProcessInfo]:
         """Every process: those of the stages, and the coordinators of stages with several replicas."""
-        procs = [proc for proc in self._core.manager.procs if not proc.is_released or self._core.is_closed]
+        procs = [proc for proc in self._core.manager.procs if not proc.has_left]
         return [ProcessInfo(proc.stage, proc.replica, proc.pid, proc.state.value, proc.role) for proc in procs]
 
     @property

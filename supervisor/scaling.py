@@ -147,7 +147,7 @@ class Scaling:
         """Wait until each has gone, or need not be waited for, as `is_done` says; False if it has taken too long."""
 
         def gone() -> bool:
-            return all(proc.is_released or is_done(proc) for proc in procs) or self._is_over()
+            return all(proc.has_left or is_done(proc) for proc in procs) or self._is_over()
 
         return self._turns.wait(self._membership.news, gone, time.monotonic() + timeout_s)
 

@@ -51,7 +51,8 @@ class StageProc:
         exit_code: after its end, None where it is unknown.
         was_ready: True once it has said READY.
         asked_to_stop: True once we have asked it to end: its end is no death then.
-        is_released: True once its file descriptors are given back, which a replica that leaves does.
+        has_left: True for a replica that has ended while the others of its stage go on.
+        is_released: True once its file descriptors are given back.
         ended_at: monotonic clock when its end was confirmed.
     """
 
@@ -68,6 +69,7 @@ class StageProc:
     exit_code: int | None = None
     was_ready: bool = False
     asked_to_stop: bool = False
+    has_left: bool = False
     is_released: bool = False
     ended_at: float | None = field(default=None, repr=False)
     _ending: threading.Lock = field(default_factory=threading.Lock, repr=False)

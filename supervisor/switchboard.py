@@ -177,12 +177,18 @@ class Switchboard:
         """
         key = proc.label.encode()
         with self.lock:
+            self.outbox.newcomers.discard(key)
             self._ledger.retire(proc.stage, key)
             requests = self._ledger.requests_at(proc.stage, key)
             report = report_for([request.id for request in requests])
             self._fail(requests, report.summary(), report)
             self._calls.fail(report.summary(), key)
             return report
+
+    def expect(self, proc: StageProc) -> None:
+        """Await the first word of a replica that joins."""
+        with self.lock:
+            self.outbox.newcomers.add(proc.label.encode())
 
     def welcome(self, proc: StageProc, timeout_s: float) -> bool:
         """Let a replica that is READY take requests; False if it has not spoken on the ROUTER within `timeout_s`."""

@@ -7,6 +7,7 @@ outbox's, the PULLs the monitor's.
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zmq
@@ -35,6 +36,7 @@ class Inlet:
     """
 
     def __init__(self, context: Context, address: str) -> None:
+        self._address = address
         self.socket = open_socket(context, zmq.PULL, bind=address)
         self.events = self.socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         """Readable when there is a change for `count_peers`."""
@@ -47,11 +49,12 @@ class Inlet:
         return self._peers
 
     def close(self) -> None:
-        """Stop the events, and close the socket; once more does nothing."""
+        """Stop the events, close the socket and remove its file; once more does nothing."""
         if not self.socket.closed:
             self.socket.disable_monitor()
             self.events.close()
             self.socket.close()
+            Path(self._address.removeprefix("ipc://")).unlink(missing_ok=True)
 
 
 class Transport:

@@ -41,6 +41,22 @@ def test_up_and_down_under_load(events: Events) -> None:
     assert events.of("stage_killed") == []
 
 
+def test_nothing_gathers() -> None:
+    """A stage that grows and shrinks again and again leaves no descriptors, neither here nor in the guardian."""
+    with Pipeline(pipeline_config(who())) as pipeline:
+        (guardian,) = pipeline._core.manager._guardians
+        assert guardian._process is not None
+        pids = (os.getpid(), guardian._process.pid)
+        counts = []
+        for _ in range(4):
+            pipeline.scale("who", 4)
+            pipeline.scale("who", 2)
+            counts.append([len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids])
+        files = {path.name for path in pipeline._core.manager.run_dir.path.iterdir()}
+    assert counts[0] == counts[-1]
+    assert not [name for name in files if name.startswith(("who-2", "who-9", "output-0-2", "output-0-9"))]
+
+
 def test_what_waits_goes_to_a_newcomer() -> None:
     """Requests that wait for room are given to a replica that joins."""
     config = pipeline_config(who(args={"free": False}, max_in_flight=1))
