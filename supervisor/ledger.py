@@ -49,11 +49,16 @@ class Request(ABC):
     Args:
         request_id: the user's id.
         session: requests of one session go to the same replica of a stage whose balance is `sticky`; None for the id.
+
+    Raises:
+        TypeError: the session is no str.
     """
 
     __slots__ = ("error", "id", "outcome", "report", "session", "tasks")
 
     def __init__(self, request_id: str, session: str | None = None) -> None:
+        if session is not None and not isinstance(session, str):
+            raise TypeError(f"session {session!r:.100} must be a str, not {type(session).__name__}")
         self.id = request_id
         self.session = request_id if session is None else session
         self.tasks: dict[str, Task] = {}

@@ -126,7 +126,7 @@ class Pipeline:
             StageDiedError: a stage has died.
             ValueError: a request of this id is alive, the id is empty or no valid Unicode, or the data is larger than
                 `max_request_bytes` (TooLargeError).
-            TypeError: the id is no str, or the data cannot be sent (EncodeError).
+            TypeError: the id or the session is no str, or the data cannot be sent (EncodeError).
             RuntimeError: the pipeline is not running.
         """
         core = self._core

@@ -142,4 +142,4 @@ class Seats:
 
 
 def _affinity(session: str, replica: int) -> bytes:
-    return blake2b(f"{replica}/{session}".encode(), digest_size=8).digest()
+    return blake2b(f"{replica}/{session}".encode("utf-8", "surrogatepass"), digest_size=8).digest()

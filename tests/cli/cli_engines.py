@@ -39,6 +39,13 @@ class Echo:
         raise ValueError(name)
 
 
+class Who(Echo):
+    """Answer with the number of the replica."""
+
+    def add(self, request_id: str, data: Any) -> None:
+        super().add(request_id, os.environ["STAGE_REPLICA"])
+
+
 class Hold(Echo):
     """Keep the requests whose data is `hold` for ever; echo the others."""
 

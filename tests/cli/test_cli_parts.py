@@ -53,7 +53,13 @@ def test_any_line_is_a_request_or_a_failure(line: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [(None, "longer than"), (b"[" * 100_000, "nested too deeply"), (b"null", "JSON null"), (b'"x"', "JSON text")],
+    [
+        (b'{"data": 1, "session": 7}', "the session 7 is no text"),
+        (None, "longer than"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"null", "JSON null"),
+        (b'"x"', "JSON text"),
+    ],
 )
 def test_what_is_wrong_with_a_line(line: bytes | None, said: str) -> None:
     """Each problem has its words."""
@@ -235,6 +241,18 @@ def test_the_live_line_and_the_summary() -> None:
     assert progress.live_line(6.0, len(line)) == line
     summary = "requests: 1 finished, 1 failed, 0 aborted; 1 result in 4.0 s, 0.5 requests/s"
     assert progress.summary(6.0) == summary
+
+
+def test_the_live_line_with_replicas() -> None:
+    """The coordinator has a state, and a replica that has left has none."""
+    progress = Progress(0.0)
+    for event, replica in (("coordinator_spawned", None), ("stage_spawned", 0), ("stage_spawned", 1)):
+        assert progress.on_log({"event": event, "stage": "asr", "replica": replica}, 0.0)
+    progress.on_log({"event": "coordinator_ready", "stage": "asr", "replica": None}, 0.0)
+    assert progress.live_line(1.0, 120).startswith("asr/coordinator ready asr/0 starting asr/1 starting | ")
+    progress.on_log({"event": "stage_died", "stage": "asr", "replica": 1}, 0.0)
+    assert progress.on_log({"event": "replica_left", "stage": "asr", "replica": 1}, 0.0)
+    assert progress.live_line(1.0, 120).startswith("asr/coordinator ready asr/0 starting | ")
 
 
 @pytest.mark.parametrize(

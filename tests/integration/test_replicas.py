@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from harness import HANG_S, Announcements, Events, data_of, ended, in_thread, pipeline_config, stage, until
 
-from supervisor import Pipeline, RequestAbortedError, RequestFailedError, StageDiedError, StartupError
+from supervisor import Outcome, Pipeline, Request, RequestAbortedError, RequestFailedError, StageDiedError, StartupError
 
 if TYPE_CHECKING:
     from supervisor.handle import Handle
@@ -93,6 +93,20 @@ def test_sticky() -> None:
     assert all(len(numbers) == 1 for numbers in by_session.values())
     assert len(set.union(*by_session.values())) == 2
     assert len(by_id) == 1
+
+
+def test_odd_sessions() -> None:
+    """Any text is a session; what is no text fails alone."""
+    with Pipeline(pipeline_config(replicas(2, balance="sticky"))) as pipeline:
+        for session in ("", "\ud800", "s" * 100_000, "é/\0"):
+            assert who(pipeline.submit(1, session=session)) == who(pipeline.submit(2, session=session))
+        number: Any = 7
+        with pytest.raises(TypeError, match="session 7 must be a str, not int"):
+            pipeline.submit(1, session=number)
+        (outcome,) = pipeline.run([Request("r", 1, session=number)])
+        assert isinstance(outcome, Outcome)
+        assert "session 7 must be a str" in str(outcome.error)
+        assert who(pipeline.submit(1)) in {0, 1}
 
 
 def test_abort_goes_to_the_replica_that_has_the_request() -> None:
