@@ -257,7 +257,8 @@ class Ledger:
     def requests_at(self, stage: str, key: bytes) -> list[Request]:
         """The requests of which a replica has a part, oldest first."""
         tasks = [task for task in self._tasks.values() if task.node.name == stage]
-        return list(dict.fromkeys(task.request for task in tasks if task.seat is not None and task.seat.key == key))
+        there = {task.request for task in tasks if task.seat is not None and task.seat.key == key}
+        return [request for request in self.requests.values() if request in there]
 
     def take_loads(self, stage: str, loads: dict[int, tuple[int, int]]) -> None:
         """Take what a stage's replicas have published: how many requests wait, and how many their engines have."""

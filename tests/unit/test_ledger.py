@@ -305,3 +305,13 @@ def test_any_order_gives_the_results_of_one_process(graph: Graph, outputs: int, 
         stages.ledger.output(engine_id, payload(f"{name}{index}"), finished=last)
     assert sorted(request.results) == results_of_one_process(graph, outputs)
     assert request.ends == [("finished", None)]
+
+
+def test_requests_at_a_replica_are_named_in_the_order_in_which_they_came() -> None:
+    """An old request may have come to a stage later than a younger one."""
+    stages = Stages(line("first", "last"))
+    old, young = stages.open("old"), stages.open("young")
+    ids = {stages.ledger._tasks[engine_id].request: engine_id for engine_id in stages.sent}
+    stages.finish(ids[young], "x")
+    stages.finish(ids[old], "x")
+    assert stages.ledger.requests_at("last", b"last/0") == [old, young]
