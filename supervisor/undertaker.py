@@ -64,9 +64,7 @@ class Undertaker:
             return False
         first = _first_of(dying, [proc for proc in self._manager.procs if proc not in self._parted])
         evidence = self._examine(first, deadline)
-        for other in self._monitor.dying:
-            if self._monitor.finding(other) is None:
-                self._hear_out(other)  # now: what it said is for requests that are about to fail
+        self._hear_out_all()
         report = self._switchboard.lose(partial(self._reporter.build, evidence, collateral_of=None))
         self._reporter.publish(report)
         reported = [first, *excused, *self._parted]
@@ -83,6 +81,7 @@ class Undertaker:
             evidence = convict(proc, "hung" if proc.was_ready else "startup_timeout", finding)
         else:
             evidence = examine(proc, self._hear_out(proc), deadline, self._manager.stops)
+        self._hear_out_all()
         report = self._switchboard.lose_replica(proc, partial(self._reporter.build, evidence, collateral_of=None))
         self._monitor.forget(proc)
         self._parted.append(proc)
@@ -114,6 +113,12 @@ class Undertaker:
         if (finding := self._monitor.finding(proc)) is not None and not has_failed(proc):
             return convict(proc, "hung", finding)
         return examine(proc, self._hear_out(proc), deadline, self._manager.stops)
+
+    def _hear_out_all(self) -> None:
+        """Read what those who are dying have sent: it is for requests that are about to fail."""
+        for proc in self._monitor.dying:
+            if self._monitor.finding(proc) is None:
+                self._hear_out(proc)
 
     def _hear_out(self, proc: StageProc) -> str | None:
         """Read all that a process has sent, up to its `fatal`, if it said one; the error text of that."""
