@@ -138,8 +138,7 @@ class Core:
             self.turns.end()
             self._thread.join()
             try:
-                if self.switchboard.died is None and self._monitor.poll(0):
-                    self._undertaker.bury()  # a death that nobody has been told of yet
+                self._undertaker.bury_rest()
             finally:
                 self.switchboard.outbox.wake = None
                 self._opened.close()

@@ -74,6 +74,11 @@ class Undertaker:
         self._manager.close()
         return True
 
+    def bury_rest(self) -> None:
+        """Report, at the close, the deaths that nobody has been told of yet; others may come while one is examined."""
+        while self._switchboard.died is None and self._monitor.poll(0) and not self.bury():
+            pass
+
     def _part_with(self, proc: StageProc, deadline: float) -> None:
         """Report the death of a replica, and go on without it."""
         finding = self._monitor.finding(proc)
