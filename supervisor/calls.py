@@ -9,6 +9,8 @@ from stage.codec import Payload
 from supervisor.turns import Waitable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import zmq
 
     from stage.protocol import Reply
@@ -33,16 +35,32 @@ class Call(Waitable):
 
 
 class Calls:
-    """All that wait."""
+    """All that wait.
 
-    def __init__(self) -> None:
+    Args:
+        keys: the routing ids of the processes that can be called.
+    """
+
+    def __init__(self, keys: Iterable[bytes]) -> None:
         self._waiting: dict[int, Call] = {}
         self._ids = count(1)
+        self._keys = set(keys)
+
+    def admit(self, key: bytes) -> None:
+        """Let one more process be called."""
+        self._keys.add(key)
 
     def open(self, key: bytes) -> tuple[int, Call]:
-        """Make a call to the process of routing id `key`; returns its number, too."""
+        """Make a call to the process of routing id `key`; returns its number, too.
+
+        It has failed already if what is sent to this process is lost, and no death would ever tell of it.
+        """
         call_id = next(self._ids)
-        call = self._waiting[call_id] = Call(key)
+        call = Call(key)
+        if key in self._keys:
+            self._waiting[call_id] = call
+        else:
+            call.error = "it has not joined its stage yet, or has left it"
         return call_id, call
 
     def refuse(self, key: bytes, error: str) -> tuple[int, Call]:
@@ -66,7 +84,9 @@ class Calls:
         call.wake()
 
     def fail(self, error: str, key: bytes | None = None) -> None:
-        """Fail the calls to one process, or all."""
+        """Fail the calls to one process, which cannot be called any more, or all."""
+        if key is not None:
+            self._keys.discard(key)
         for call_id, call in list(self._waiting.items()):
             if key is None or call.key == key:
                 del self._waiting[call_id]

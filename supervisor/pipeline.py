@@ -165,7 +165,7 @@ class Pipeline:
             timeout_s: seconds to wait for the answer.
 
         Raises:
-            UtilityError: the engine raised, or the stage has died.
+            UtilityError: the engine raised, or the process has died, has left its stage, or has yet to join it.
             TimeoutError: no answer within `timeout_s` seconds; the stage goes on.
             ValueError: there is no such stage, the name is no valid Unicode, or the arguments are larger than
                 `max_request_bytes` (TooLargeError).

@@ -65,7 +65,9 @@ class Switchboard:
         """The error text of each `fatal` message, by `stage/replica`."""
         self._ledger = Ledger(build_graph(config), outbox)
         self._max_in_flight = config.max_in_flight
-        self._calls = Calls()
+        self._calls = Calls(
+            label_of(stage.name, replica).encode() for stage in config.stages for replica in range(stage.replicas)
+        )
         self._refusal: str | None = None
         self._request_numbers = count(1)
         self._strays: dict[tuple[str, str], Strays] = {}
@@ -198,6 +200,7 @@ class Switchboard:
             if not self.outbox.meets(key, timeout_s):
                 return False
             self._ledger.add_seat(proc.stage, Seat(proc.replica, key))
+            self._calls.admit(key)
             self.outbox.flush()
             return True
 
@@ -244,6 +247,8 @@ class Switchboard:
             if self._refusal is not None:
                 return self._calls.refuse(key, self._refusal)
             call_id, call = self._calls.open(key)
+            if call.answered():
+                return call_id, call
             try:
                 self.outbox.utility(key, call_id, name, payload)
                 self.outbox.dispatch()

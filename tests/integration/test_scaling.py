@@ -11,7 +11,7 @@ import pytest
 from harness import HANG_S, Announcements, Events, data_of, ended, in_thread, pipeline_config, stage, until
 from traffic import Traffic
 
-from supervisor import Pipeline, RequestFailedError, StageDiedError, StartupError
+from supervisor import Pipeline, RequestFailedError, StageDiedError, StartupError, UtilityError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,6 +116,21 @@ def test_newcomer_is_killed(events: Events, announcements: Announcements) -> Non
         assert pipeline.died is None
     Path(trigger).unlink()
     assert [event["replica"] for event in events.of("stage_died")] == [2]
+
+
+def test_utility_call_to_a_newcomer(announcements: Announcements) -> None:
+    """One that has not joined yet cannot be called: what is sent to it would be lost, and nobody would tell."""
+    trigger = f"{announcements.path}.trigger"
+    os.mkfifo(trigger)
+    with Pipeline(pipeline_config(slow(announcements, trigger))) as pipeline:
+        scaler = in_thread(lambda: pipeline.scale("who", 3))
+        announcements.wait()
+        with pytest.raises(UtilityError, match="has not joined"):
+            pipeline.utility("who", "open", (1,), replica=2, timeout_s=HANG_S)
+        Path(trigger).write_text("go on\n")
+        assert ended(scaler)
+        pipeline.utility("who", "open", (1,), replica=2, timeout_s=HANG_S)
+    Path(trigger).unlink()
 
 
 @pytest.mark.usefixtures("logs_may_stay")

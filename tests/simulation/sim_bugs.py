@@ -94,7 +94,7 @@ def forget_the_calls(patch: pytest.MonkeyPatch) -> None:
     end_all = Switchboard._end_all
 
     def buggy(self: Switchboard, *about: Any) -> None:
-        calls, self._calls = self._calls, Calls()
+        calls, self._calls = self._calls, Calls(())
         end_all(self, *about)
         self._calls = calls
 
