@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 WINDOW = 1_000
 TRIPS = 300
 MESSAGES = 10_000
+SUMS = 64
+"""Requests of a round for the stage that needs a processor: some milliseconds each."""
 
 Queues: TypeAlias = "tuple[Queue[bytes], Queue[bytes]]"
 
@@ -66,6 +68,13 @@ def compare_messages(rounds: int) -> dict[str, Compared]:
     }
 
 
+def compare_replicas(rounds: int) -> Compared:
+    """Requests a second of a stage with two replicas, against the same stage with one."""
+    with Pipeline(_arithmetic_config(2)) as two, Pipeline(_arithmetic_config(1)) as one:
+        measured = [(_sums_per_s(two), _sums_per_s(one)) for _ in range(1 + rounds)]
+    return _compare(measured[1:])
+
+
 def compare_start(rounds: int) -> Compared:
     """Start until READY and stop of two Countdown stages, against two bare processes that import the same."""
     config = countdown_config()
@@ -83,6 +92,19 @@ def _echo_config() -> PipelineConfig:
     return PipelineConfig.from_dict(
         {"name": "bench", "max_in_flight": WINDOW, "stages": stages}, base_dir=Path(__file__).parent
     )
+
+
+def _arithmetic_config(replicas: int) -> PipelineConfig:
+    stage = {"name": "sum", "engine": "arithmetic_engine:Arithmetic", "replicas": replicas}
+    return PipelineConfig.from_dict({"name": "bench", "stages": [stage]}, base_dir=Path(__file__).parent)
+
+
+def _sums_per_s(pipeline: Pipeline) -> float:
+    def flow() -> None:
+        for handle in [pipeline.submit(None) for _ in range(SUMS)]:
+            handle.result()
+
+    return SUMS / _timed_s(flow)
 
 
 def _trips(pipeline: Pipeline, queues: Queues, pool: ProcessPoolExecutor) -> dict[str, Callable[[], object]]:
