@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from queue import Empty
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import zmq
 
 from stage.group_protocol import GroupReady, group_encoder, to_replicas_decoder
-from stage.replica import LoadMeter
+from stage.replica import TELL_AFTER_S, LoadMeter
 from stage.sockets import open_socket, receive_frames
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class GroupLink:
         self._listener: Socket | None = None
         self._poller = zmq.Poller()
         self._teller: Socket | None = None
+        self._due: float | None = None
 
     def join(self, context: Context, socket: Socket) -> Socket:
         """Subscribe, and wait until every replica of the group has; for the input thread, which receives by `socket`.
@@ -68,12 +71,23 @@ class GroupLink:
         """Count requests that wait for the engine now; for the input thread."""
         if requests:
             self.meter.received += requests
-            output_queue.put(("load",))
+            if self.meter.owe():
+                output_queue.put(("load",))
 
     def open_teller(self, context: Context) -> Socket:
         """Connect for telling; for the output thread, which closes the socket."""
         self._teller = open_socket(context, zmq.PUSH, connect=self.addresses.collect)
         return self._teller
+
+    def next_emit(self, output_queue: SimpleQueue[Any]) -> tuple[Any, ...]:
+        """Wait for an emit, and tell of the load when it is time; for the output thread."""
+        while True:
+            try:
+                emit: tuple[Any, ...] = output_queue.get(timeout=self._left_s())
+            except Empty:
+                self._tell_load()
+            else:
+                return emit
 
     def divert(self, batch: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         """Send what is for the coordinator, and return the rest; for the output thread."""
@@ -81,11 +95,21 @@ class GroupLink:
         for emit in batch:
             if emit[0] == "group":
                 self._tell(emit[1])
-            elif emit[0] != "load":
+            elif emit[0] == "load":
+                self._due = monotonic() + TELL_AFTER_S
+            else:
                 rest.append(emit)
-        if len(rest) < len(batch) and (load := self.meter.news()) is not None:
-            self._tell(load)
+        if self._left_s() == 0:  # also while there is always something to send
+            self._tell_load()
         return rest
+
+    def _left_s(self) -> float | None:
+        return None if self._due is None else max(0.0, self._due - monotonic())
+
+    def _tell_load(self) -> None:
+        self._due = None
+        if (load := self.meter.news()) is not None:
+            self._tell(load)
 
     def _tell(self, message: msgspec.Struct) -> None:
         assert self._teller is not None  # noqa: S101 (opened before)

@@ -205,7 +205,7 @@ def run_output(
         ready.set()
         last = False
         while not last:
-            batch = [output_queue.get()]
+            batch = [output_queue.get() if link is None else link.next_emit(output_queue)]
             while len(batch) < MAX_BATCH and not output_queue.empty():
                 batch.append(output_queue.get_nowait())
             last = batch[-1][0] in _LAST_WORDS

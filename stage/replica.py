@@ -15,8 +15,15 @@ if TYPE_CHECKING:
     from stage.waves import WaveEngine
 
 
+TELL_AFTER_S = 0.02
+"""How long after a change the load is told, with all that changes meanwhile."""
+
+
 class LoadMeter:
     """How many requests wait for the engine, and how many it has; each count belongs to one thread.
+
+    Requests come and go much faster than anybody needs to know, and telling wakes two threads and a process. So a
+    thread that has changed a count wakes the one that tells only if this one is not about to look anyway.
 
     Args:
         replica: our number.
@@ -31,9 +38,18 @@ class LoadMeter:
         self.running = 0
         """Those that the engine has."""
         self._last = Load(replica, 0, 0)
+        self._is_owed = False
+
+    def owe(self) -> bool:
+        """Note that a count has changed; True if the thread that tells must be woken for it."""
+        if self._is_owed:
+            return False
+        self._is_owed = True
+        return True
 
     def news(self) -> Load | None:
-        """The load, if it has changed since the last call; for one thread."""
+        """The load, if it has changed since the last call; for the thread that tells."""
+        self._is_owed = False  # first: a count that changes from now on will be owed again
         load = Load(self._replica, max(0, self.received - self.added), self.running)
         if load == self._last:
             return None
@@ -47,7 +63,7 @@ class MeteredEngine:
     Args:
         engine: a `RecordedEngine`.
         meter: takes the counts.
-        emit: called with `("load",)` when they have changed.
+        emit: called with `("load",)` when they have changed, and nobody knows.
     """
 
     def __init__(self, engine: Any, meter: LoadMeter, emit: Emit) -> None:
@@ -61,7 +77,7 @@ class MeteredEngine:
         self._engine = engine
         self._meter = meter
         self._emit = emit
-        self._told = (0, 0)
+        self._noted = (0, 0)
 
     def add(self, request_id: str, data: Any) -> None:
         """Hand a request to the engine."""
@@ -69,12 +85,13 @@ class MeteredEngine:
         self._engine.add(request_id, data)
 
     def has_work(self) -> bool:
-        """Tell of the load, then ask the engine."""
+        """Note the load, then ask the engine."""
         meter = self._meter
         meter.running = self._engine.in_hand
-        if (counts := (meter.added, meter.running)) != self._told:
-            self._told = counts
-            self._emit(("load",))
+        if (counts := (meter.added, meter.running)) != self._noted:
+            self._noted = counts
+            if meter.owe():
+                self._emit(("load",))
         return bool(self._engine.has_work())
 
 
