@@ -40,19 +40,23 @@ class GroupLink:
         self._teller: Socket | None = None
         self._due: float | None = None
 
-    def join(self, context: Context, socket: Socket) -> Socket:
+    def open_listener(self, context: Context) -> Socket:
+        """Connect for listening; for the input thread, which closes the socket."""
+        self._listener = open_socket(context, zmq.XSUB, connect=self.addresses.publish)
+        return self._listener
+
+    def join(self, socket: Socket) -> None:
         """Subscribe, and wait until every replica of the group has; for the input thread, which receives by `socket`.
 
         The wait has no limit of its own: the context's end, the supervisor's deadline, and the watch on the supervisor
         end it.
         """
-        self._listener = open_socket(context, zmq.XSUB, connect=self.addresses.publish)
+        assert self._listener is not None  # noqa: S101 (opened before)
         self._listener.send(SUBSCRIBE)
         while not isinstance(self._hear(), GroupReady):
             pass
         for item in (socket, self._listener):
             self._poller.register(item, zmq.POLLIN)
-        return self._listener
 
     def receive(self, socket: Socket, input_queue: SimpleQueue[Any]) -> list[zmq.Frame]:
         """Receive a message of the supervisor's; what the coordinator says meanwhile goes into the queue."""

@@ -158,7 +158,7 @@ def test_replica_that_subscribes_last(events: Events, announcements: Announcemen
 @pytest.mark.usefixtures("logs_may_stay")
 @pytest.mark.parametrize("victim", ["replica", "coordinator"])
 def test_death_before_the_barrier_is_full(events: Events, announcements: Announcements, victim: str) -> None:
-    """Who dies before every replica listens ends the start with its report."""
+    """Who dies before every replica listens ends the start with its report, and the others end in order."""
     trigger = f"{announcements.path}.trigger"
     os.mkfifo(trigger)
     args = {"which": 1, "announce_to": announcements.path, "trigger": trigger}
@@ -176,6 +176,7 @@ def test_death_before_the_barrier_is_full(events: Events, announcements: Announc
     assert ended(striker)
     Path(trigger).unlink()
     report = caught.value.report
+    assert events.of("stage_killed") == []  # who waits for the others ends when it is asked to
     role = "coordinator" if victim == "coordinator" else "stage"
     assert (report.role, report.stage, report.signal) == (role, "slow", "SIGKILL")
     assert report.replica == (None if victim == "coordinator" else 1)
