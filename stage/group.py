@@ -55,6 +55,7 @@ class Group:
         self._publish = publish
         self._tell = tell
         self._listeners = 0
+        self._left: set[int] = set()
         self._loads = dict.fromkeys(sorted(self.replicas), (0, 0))
         self._loads_changed = False
         self._loads_due = 0.0
@@ -69,20 +70,26 @@ class Group:
             self._publish(GroupReady())
 
     def hear(self, message: ToCoordinator) -> None:
-        """Take a message from a replica; one that is no member any more is not listened to."""
-        if message.replica not in self.replicas:
-            return
+        """Take a message from a replica; one that is no member any more is not listened to.
+
+        The load of a newcomer may come before the supervisor's word that it belongs to us.
+        """
         if isinstance(message, Load):
             self._take_load(message)
+        elif message.replica not in self.replicas:
+            return
         elif isinstance(message, NeedWave):
             self._start_wave(message.wave)
         else:
             self._count(message)
 
     def set_members(self, replicas: Iterable[int]) -> None:
-        """Take the supervisor's word on who belongs to the group, and pass it on."""
-        self.replicas = set(replicas)
-        self._loads = {replica: self._loads.get(replica, (0, 0)) for replica in sorted(self.replicas)}
+        """Take the supervisor's word on who belongs to the group, and pass it on; who has left never comes back."""
+        members = set(replicas)
+        self._left |= self.replicas - members
+        self.replicas = members
+        known = sorted(members | self._loads.keys() - self._left)
+        self._loads = {replica: self._loads.get(replica, (0, 0)) for replica in known}
         self._publish(Members(sorted(self.replicas)))
 
     def wait_s(self, now: float) -> float | None:
@@ -98,7 +105,7 @@ class Group:
 
     def _take_load(self, load: Load) -> None:
         counts = (load.waiting, load.running)
-        if self._loads[load.replica] != counts:
+        if load.replica not in self._left and self._loads.get(load.replica, (0, 0)) != counts:
             self._loads[load.replica] = counts
             self._loads_changed = True
 
