@@ -53,18 +53,22 @@ class Stages:
         self.sent: dict[str, tuple[Seat, Any]] = {}
         self.every_id: list[str] = []
         self.cancelled: list[str] = []
+        self.posted: list[tuple[str, bytes, str]] = []
+        """Everything in order, as `(add or abort, routing id, engine id)`."""
         self.ledger = Ledger(build_graph(config), self)
         self.requests: list[Told] = []
 
     def add(self, seat: Seat, engine_id: str, payload: Payload) -> None:
         self.sent[engine_id] = (seat, msgspec.msgpack.decode(payload.body))
         self.every_id.append(engine_id)
+        self.posted.append(("add", seat.key, engine_id))
 
     def abort(self, seat: Seat, engine_ids: list[str]) -> None:
         assert all(self.sent[engine_id][0] is seat for engine_id in engine_ids)
         self.cancelled += engine_ids
         for engine_id in engine_ids:
             del self.sent[engine_id]
+            self.posted.append(("abort", seat.key, engine_id))
 
     def open(self, request_id: str, value: Any = "x") -> Told:
         request = Told(request_id)
@@ -171,6 +175,27 @@ def test_close_of_an_old_request_spares_a_new_one_of_the_same_id() -> None:
     new = stages.open("same")
     stages.ledger.close(old, "aborted")
     assert (new.ends, "same" in stages.ledger.requests) == ([], True)
+
+
+def test_abort_makes_room_behind_itself() -> None:
+    """What waits for the place of a request that is aborted is sent behind the abort, and the old one is no more."""
+    stages = Stages(line("only", replicas=2, max_in_flight=1))
+    first, _, waiting = (stages.open(name) for name in ("first", "second", "waiting"))
+    old, free = stages.every_id[0], b"only/0"
+    stages.ledger.close(first, "aborted")
+    new = stages.every_id[-1]
+    assert stages.posted[2:] == [("abort", free, old), ("add", free, new)]
+    again = stages.open("first")
+    assert stages.every_id[-1] == new, "it waits, as both are full"
+    stages.ledger.output(old, payload("under way at the abort"), finished=True)
+    assert stages.every_id[-1] == new, "the old one has no place to give back"
+    stages.finish(new, "w")
+    stages.ledger.output(old, payload("later still"), finished=False)
+    stages.finish(stages.every_id[-1], "a")
+    assert (first.results, first.ends) == ([], [("aborted", None)])
+    assert (waiting.results, waiting.ends) == ([("only", (0,), "w")], [("finished", None)])
+    assert (again.results, again.ends) == ([("only", (0,), "a")], [("finished", None)])
+    assert stages.ledger.strangers == []
 
 
 def test_alive_id_is_refused() -> None:
