@@ -52,7 +52,8 @@ class WaveEngine:
 
     def has_work(self) -> bool:
         """True while a step is due; asks for a wave, once, if there is work and none runs."""
-        if self._phase is _Phase.PAUSED and not self._has_asked and self._engine.has_work():
+        has_work = self._engine.has_work()  # always asked: its load is noted then, also while we wait for the others
+        if has_work and self._phase is _Phase.PAUSED and not self._has_asked:
             self._has_asked = True
             self._tell(NeedWave(self._replica, self.wave))
         return self._phase is _Phase.STEPPING
