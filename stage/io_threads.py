@@ -130,7 +130,8 @@ def run_input(
         # A ROUTER cannot address a peer that has not spoken on this very socket.
         socket.send(b"")
         if link is not None:
-            opened.enter_context(link.join(context, socket))
+            opened.enter_context(link.open_listener(context))
+            link.join(socket)
         ready.set()
         strays = Strays(partial(_log.warning, "dropped messages that are none of ours, the last since %s: %d"))
         while True:
