@@ -30,7 +30,7 @@ _MEET_S = 1.0
 
 
 class News(Waitable):
-    """Changes whenever a replica joins or leaves, or fails to, and when all is over."""
+    """Changes whenever a replica joins, is asked to leave or leaves, or fails to, and when all is over."""
 
     def __init__(self) -> None:
         self.tokens = ()
@@ -124,6 +124,7 @@ class Membership:
         else:
             proc.terminate()
             self._monitor.forget(proc, on_end=partial(self._part_with, proc))
+            self._tell_news()
 
     def _part_with(self, proc: StageProc) -> None:
         """Let go of a replica that has ended since we asked it to."""
