@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from engines_for_tests import Gate, announce
@@ -71,6 +72,14 @@ class HangsAtTheEnd(WhoAmI):
     def shutdown(self) -> None:
         if self.hangs:
             threading.Event().wait()
+
+
+class DeafReplica(SlowReplica):
+    """As `SlowReplica`, but a stop that comes while it is built does not end it."""
+
+    def __init__(self, which: int, announce_to: str, trigger: str) -> None:
+        with suppress(SystemExit):
+            super().__init__(which, announce_to, trigger)
 
 
 class AllReduce:

@@ -156,13 +156,18 @@ def test_replica_that_subscribes_last(events: Events, announcements: Announcemen
 
 
 @pytest.mark.usefixtures("logs_may_stay")
-@pytest.mark.parametrize("victim", ["replica", "coordinator"])
-def test_death_before_the_barrier_is_full(events: Events, announcements: Announcements, victim: str) -> None:
+@pytest.mark.parametrize(
+    ("engine", "victim"),
+    [("SlowReplica", "replica"), ("SlowReplica", "coordinator"), ("DeafReplica", "coordinator")],
+)
+def test_death_before_the_barrier_is_full(
+    events: Events, announcements: Announcements, engine: str, victim: str
+) -> None:
     """Who dies before every replica listens ends the start with its report, and the others end in order."""
     trigger = f"{announcements.path}.trigger"
     os.mkfifo(trigger)
     args = {"which": 1, "announce_to": announcements.path, "trigger": trigger}
-    config = pipeline_config(stage("slow", "engines_for_groups:SlowReplica", args=args, replicas=2))
+    config = pipeline_config(stage("slow", f"engines_for_groups:{engine}", args=args, replicas=2))
 
     def strike() -> None:
         pid = int(announcements.wait().removeprefix("building "))
