@@ -70,8 +70,10 @@ class StopSignals:
             raise BootStopped(0)
 
     def hand_over(self, loop: Stoppable) -> None:
-        """From now on a signal asks `loop` to end."""
+        """From now on a signal asks `loop` to end, also one whose `BootStopped` got lost, in a `__del__` say."""
         self._loop = loop
+        if self._asked:
+            loop.request_shutdown()
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
         self._box.got_signal(signum)
