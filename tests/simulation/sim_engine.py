@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from sim_queue import PausingQueue
     from sim_world import World
 
+    from supervisor.config import StageConfig
+
 FILLER = bytes(20_000)
 """Large enough to travel as a frame of its own."""
 
@@ -122,14 +124,24 @@ class SimulatedEngine:
 
     Args:
         world: decides how much a step does.
-        stage: the stage's name.
+        config: of its stage.
+        label: `stage/replica`.
         input_queue: the busy loop's, only looked at.
         strike: called with the point that is reached; it may raise, or end the process.
     """
 
-    def __init__(self, world: World, stage: str, input_queue: PausingQueue, strike: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        world: World,
+        config: StageConfig,
+        label: str,
+        input_queue: PausingQueue,
+        strike: Callable[[str], None],
+    ) -> None:
         self._world = world
-        self._stage = stage
+        self._stage = config.name
+        self._limit = config.max_in_flight
+        self._label = label
         self._input_queue = input_queue
         self._strike = strike
         self.requests: dict[str, list[Output]] = {}
@@ -147,28 +159,31 @@ class SimulatedEngine:
     def add(self, request_id: str, data: Any) -> None:
         """Take a request."""
         self._strike("add")
-        self._world.expect(request_id not in self._seen, f"{self._stage} got {request_id} twice")
-        self._world.expect(request_id not in self.aborted, f"{self._stage} got {request_id} after its abort")
+        self._world.expect(request_id not in self._seen, f"{self._label} got {request_id} twice")
+        self._world.expect(request_id not in self.aborted, f"{self._label} got {request_id} after its abort")
         self._seen.add(request_id)
         serial, value = data[0], data[1]
         if data != data_of(serial, value):
-            self._world.fail(f"{self._stage} got {request_id} with other frames than were sent")
+            self._world.fail(f"{self._label} got {request_id} with other frames than were sent")
         plan = plan_of(self._stage, value)
         if plan.refuses:
             raise RequestError("I will not")
         self.requests[request_id] = _outputs(request_id, serial, plan)
+        within = self._limit is None or len(self.requests) <= self._limit
+        self._world.expect(within, f"{self._label} is given more than its max_in_flight")
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests."""
         self._strike("abort")
         for request_id in request_ids:
+            self._world.expect(request_id in self._seen, f"{self._label} is to forget {request_id}, which it never had")
             self.aborted.add(request_id)
             self.requests.pop(request_id, None)
 
     def step(self) -> list[Output]:
         """Give some outputs of some requests."""
         self.steps_allowed -= 1
-        self._world.expect(not self._input_queue.items, f"{self._stage} steps while messages wait to be applied")
+        self._world.expect(not self._input_queue.items, f"{self._label} steps while messages wait to be applied")
         self._strike("step")
         outputs: list[Output] = []
         for request_id in list(self.requests):
@@ -185,12 +200,12 @@ class SimulatedEngine:
         self._strike("utility")
         if name == "raise":
             raise ValueError(*args)
-        return object() if name == "odd" else answer_of(self._stage, args[0])
+        return object() if name == "odd" else answer_of(self._label, args[0])
 
 
-def answer_of(stage: str, argument: int) -> list[Any]:
-    """What the utility `echo` answers: sometimes with a large frame."""
-    return [stage, argument, FILLER] if argument % 3 == 0 else [stage, argument]
+def answer_of(label: str, argument: int) -> list[Any]:
+    """What the utility `echo` of a replica answers: sometimes with a large frame."""
+    return [label, argument, FILLER] if argument % 3 == 0 else [label, argument]
 
 
 def _outputs(request_id: str, serial: int, plan: Plan) -> list[Output]:

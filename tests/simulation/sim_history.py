@@ -5,9 +5,11 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim_engine import Fault
+from sim_judge import Judge
+from sim_process import SimulatedCoordinator
 from sim_stage import SimulatedStage
 from sim_supervisor import Supervisor, installed
 from sim_users import Callers, Runner
@@ -22,8 +24,20 @@ if TYPE_CHECKING:
     from random import Random
 
     from sim_engine import Graph
+    from sim_process import SimulatedProcess
 
-LIMITS = ((None,), (None, 0.5), (1.0,))
+    from supervisor.report import StageDeathReport
+
+LIMITS = (None, None, None, 0.5, 1.0, 1.0)
+REPLICAS = (1, 2, 2, 3)
+OPTIONS_OF_GROUPS: dict[str, tuple[Any, ...]] = {
+    "balance": (None, None, "round_robin", "sticky", "sticky"),
+    "on_death": (None, "degrade", "degrade", "degrade"),
+    "max_in_flight": (None, None, 1, 1, 2),
+}
+"""None stands for the default."""
+
+Settings = tuple[tuple[str, Any], ...]
 STATUSES = (-9, -9, -11, 0, 7)
 ERRORS = (ValueError, SystemExit, KeyboardInterrupt, BrokenPipeError)
 
@@ -72,17 +86,25 @@ class History:
         self._kernel = Kernel()
         rng = world.rng
         graph = _graph(rng)
+        self._alone = rng.random() < 0.7
+        """No stage has several replicas."""
         self.watch = Watch(world, graph)
-        limits = tuple(rng.choice(rng.choice(LIMITS)) for _ in graph)
-        self.stages = [
-            SimulatedStage(world, self._kernel, i, name, fault, watched=limit is not None, lingers=rng.random() < 0.05)
-            for i, ((name, _, _), limit) in enumerate(zip(graph, limits, strict=True))
-            for fault in [_fault(rng, may_hang=limit is not None)]
+        config = _config(graph, tuple(_settings(rng, alone=self._alone) for _ in graph), rng.choice((1, 2, 64)))
+        self._replicas = [
+            SimulatedStage(world, self._kernel, stage, replica, fault, lingers=rng.random() < 0.05)
+            for stage in config.stages
+            for replica in range(stage.replicas)
+            for fault in [_fault(rng, may_hang=stage.step_timeout_s is not None)]
         ]
-        config = _config(graph, limits, rng.choice((1, 2, 64)))
+        self._procs: list[SimulatedProcess] = [*self._replicas]
+        for stage in config.stages:
+            if stage.replicas > 1:
+                self._procs.append(SimulatedCoordinator(world, self._kernel, stage.name, stage.replicas))
         with installed(world, self._kernel):
-            self.supervisor = Supervisor(world, self._kernel, config, self.stages, self.watch)
-        self.users = Callers(world, self.watch, self.supervisor.core, rng.randrange(2, 12))
+            self.supervisor = Supervisor(world, self._kernel, config, self._procs, self.watch)
+        self._judge = Judge(self.watch, self.supervisor, self._procs)
+        labels = [replica.label for replica in self._replicas]
+        self.users = Callers(world, self.watch, self.supervisor.core, labels, rng.randrange(2, 12))
         runs = rng.random() < 0.4
         self.runner = Runner(world, self.watch, self.supervisor.core, rng.randrange(1, 4)) if runs else None
         self._left = False
@@ -92,16 +114,21 @@ class History:
 
     def _plan_trouble(self, rng: Random) -> None:
         for _ in range(rng.choice((0, 0, 0, 1, 1, 2))):
-            self._plan(rng, 1, partial(rng.choice(self.stages).die, rng.choice(STATUSES)))
-        if rng.random() < 0.3:
+            self._plan(rng, 1, partial(rng.choice(self._procs).die, rng.choice(STATUSES)))
+        if rng.random() < (0.3 if self._alone else 0.5):
             # One death seldom comes alone: the others come while it is looked at.
-            began = rng.randrange(100)
-            for stage in rng.sample(self.stages, len(self.stages)):
-                self.world.at_event(began + rng.randrange(20), partial(stage.die, rng.choice(STATUSES)))
-        self._plan(rng, 0.1, partial(rng.choice(self.stages).lose_thread, rng.choice(("input", "output"))))
-        self._plan(rng, 0.05, rng.choice(self.stages).get_foreign_signal)
-        if rng.random() < 0.2:
-            stop = rng.choice(self.stages).get_stopped
+            began, within = rng.randrange(100), rng.choice((4, 20))
+            mortal = self._procs
+            if rng.random() < 0.5:  # each stage keeps a replica
+                mortal = [proc for proc in self._procs if proc.replica] or self._procs
+            for proc in rng.sample(mortal, len(mortal)):
+                self.world.at_event(began + rng.randrange(within), partial(proc.die, rng.choice(STATUSES)))
+            if rng.random() < 0.4:
+                self.world.at_event(began + rng.randrange(within + 10), self._close)
+        self._plan(rng, 0.1, partial(rng.choice(self._replicas).lose_thread, rng.choice(("input", "output"))))
+        self._plan(rng, 0.05, rng.choice(self._replicas).get_foreign_signal)
+        if rng.random() < 0.3:
+            stop = rng.choice(self._replicas).get_stopped
             for _ in range(4):  # it takes effect at a moment that suits it
                 self._plan(rng, 1, stop)
         self._plan(rng, 0.08, self._ask_to_stop)
@@ -123,7 +150,11 @@ class History:
             # Readers may still be about to read.
             self.world.wait(lambda: self.runner is None or self.runner.is_over, self.world.now + 1)
             self._expect_nothing_accepted()
-            self._judge()
+            self._judge.expect_all_over()
+            self.users.expect_outcomes()
+            if self.runner is not None:
+                self.runner.expect_outcomes(left=self._left)
+            self._judge.expect_reports()
 
     def seen(self) -> set[str]:
         """What has occurred."""
@@ -134,6 +165,10 @@ class History:
         seen |= {"results of a lost request" for life in self.watch.lives if life.results and _is_lost(life)}
         seen |= {f"death by {report.cause}" for report in reports}
         seen |= {"collateral death" for report in reports if report.collateral_of}
+        seen |= {"death of a coordinator" for report in reports if report.role == "coordinator"}
+        parted = self.supervisor.switchboard.parted
+        seen |= {"death that others go on after" for report in parted.values() if report.requests_lost}
+        seen |= {"death of the last replica" for report in reports if _is_last(report, parted)}
         seen |= {"answered call" for call, *_ in self.watch.calls if call.answer is not None}
         return seen | ({"run"} if self.runner is not None else set())
 
@@ -144,7 +179,7 @@ class History:
             self.runner.finish_feeding()
         elif self._phase <= 2:
             self._phase = 2
-            self._expect_at_rest()
+            self._judge.expect_at_rest()
             self._close()
         return self._phase <= 2
 
@@ -169,57 +204,10 @@ class History:
         self.users.submit()
         self.users.call()
 
-    def _expect_at_rest(self) -> None:
-        """See that no request waits, though nothing happens any more, and that no stage works for nobody."""
-        world = self.world
-        waiting = [life.user_id for life in self.watch.alive()]
-        world.expect(not waiting, f"nothing happens any more, and {waiting} wait")
-        for stage in self.stages:
-            world.expect(not stage.engine.requests, f"{stage.label} still holds {list(stage.engine.requests)}")
-            not_told = self.supervisor.switchboard.not_told(stage.stage, stage.engine.aborted)
-            world.expect(not not_told, f"{stage.label} was never told to forget {not_told}")
-        for watch in self.supervisor.switchboard.outbox.watches.values():
-            told = f"{watch.proc.label} was sent {watch.sent} messages, and is said to have handled others"
-            world.expect(watch.proc.read_box().handled == watch.sent, told)
-        self.watch.expect_answers()
 
-    def _judge(self) -> None:
-        world, ledger = self.world, self.supervisor.switchboard._ledger
-        for life in self.watch.lives:
-            if life.request is not None:
-                world.expect(life.ends == 1, f"{life.user_id} has {life.ends} outcomes")
-        left = [*ledger.requests, *ledger._tasks, *self.supervisor.switchboard._calls._waiting]
-        world.expect(not left, f"the supervisor still holds {left}")
-        accepted = [life for life in self.watch.lives if life.request is not None]
-        world.expect(self.supervisor.switchboard.done == len(accepted), "the requests that are done are miscounted")
-        self.watch.expect_answers()
-        self.users.expect_outcomes()
-        if self.runner is not None:
-            self.runner.expect_outcomes(left=self._left)
-        self._judge_reports()
-
-    def _judge_reports(self) -> None:
-        """See that each death has one report, and that all but the first are laid to the first."""
-        world, reports = self.world, self.supervisor.reporter.reports
-        labels = [f"{report.stage}/{report.replica}" for report in reports]
-        excused = {stage.label for stage in self.stages if stage.is_excused}
-        owed = set(self.supervisor.manager.owed) - excused
-        world.expect(not excused & set(labels), f"excused and reported: {excused & set(labels)}")
-        in_order = {stage.label for stage in self.stages if stage.got_signal and stage.status == 0}
-        world.expect(excused <= in_order, f"excused without reason: {excused - in_order}")
-        world.expect(len(set(labels)) == len(labels), f"reported twice: {labels}")
-        world.expect(owed <= set(labels), f"died without a report: {owed - set(labels)}")
-        blamed = [report.collateral_of for report in reports]
-        world.expect(blamed == [None, *labels[:1] * len(labels)][: len(labels)], f"{labels} are laid to {blamed}")
-        world.expect(self.supervisor.switchboard.died is (reports[0] if reports else None), "`died` is another report")
-        for report, label in zip(reports, labels, strict=True):
-            stage = next(stage for stage in self.stages if stage.label == label)
-            world.expect(stage.failed, f"{label} is reported, and was asked to end")
-            world.expect(report.exit_code == stage.status, f"{label} ended with {stage.status}: {report}")
-            recorded = None if stage.error is None else stage.error.cause
-            cause = recorded or ("signal" if (stage.status or 0) < 0 else "exit")
-            cause = "hung" if stage.was_convicted else cause
-            world.expect(report.cause == cause, f"{label} died of {cause}, and the report says {report.cause}")
+def _is_last(report: StageDeathReport, parted: dict[str, StageDeathReport]) -> bool:
+    others = [other for other in parted.values() if other is not report and other.stage == report.stage]
+    return bool(others) and report not in parted.values() and not report.collateral_of
 
 
 def _is_lost(life: Life) -> bool:
@@ -238,12 +226,20 @@ def _graph(rng: Random) -> Graph:
     return tuple(graph)
 
 
+def _settings(rng: Random, *, alone: bool) -> Settings:
+    """How a stage runs, as its config says it where that is not the default."""
+    replicas = 1 if alone else rng.choice(REPLICAS)
+    options: dict[str, Any] = {"replicas": replicas, "step_timeout_s": rng.choice(LIMITS)}
+    if not alone:
+        options |= {key: rng.choice(values) for key, values in OPTIONS_OF_GROUPS.items()}
+    return tuple((key, value) for key, value in options.items() if value is not None)
+
+
 @cache
-def _config(graph: Graph, limits: tuple[float | None, ...], max_in_flight: int) -> PipelineConfig:
+def _config(graph: Graph, settings: tuple[Settings, ...], max_in_flight: int) -> PipelineConfig:
     stages = [
-        {"name": name, "engine": "simulated:Engine", "inputs": list(inputs), "take": take}
-        | ({} if limit is None else {"step_timeout_s": limit})
-        for (name, inputs, take), limit in zip(graph, limits, strict=True)
+        {"name": name, "engine": "simulated:Engine", "inputs": list(inputs), "take": take} | dict(options)
+        for (name, inputs, take), options in zip(graph, settings, strict=True)
     ]
     return PipelineConfig.from_dict({"stages": stages, "max_in_flight": max_in_flight})
 

@@ -1,101 +1,69 @@
-"""A simulated stage process: the real busy loop and the real bodies of the IO threads, run a little at a time.
+"""A simulated replica of a stage: the real busy loop and the real bodies of the IO threads, run a little at a time.
 
-Each thread of a stage is an actor. Where its code would block it is paused by an exception, before it has taken
+Each thread of it is an actor. Where its code would block it is paused by an exception, before it has taken
 anything, and is called again from the start of its loop when the scheduler likes.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import zmq
 from sim_engine import SimulatedEngine
+from sim_process import SimulatedProcess
 from sim_queue import PausingQueue
-from sim_wires import Cells, Context, Pipe, Push, Receiver
+from sim_wires import Context, Push, Receiver
 from sim_world import Pause
 
-from stage.black_box import HANDLED, STEPS, BlackBoxRecord
 from stage.busy_loop import BusyLoop
-from stage.errors_text import safe_repr, safe_str
+from stage.errors_text import safe_repr
 from stage.io_threads import run_input, run_output
-from stage.protocol import ErrorRecord
 from stage.recorded_engine import RecordedEngine, WatchedEngine
-from supervisor.lifecycle import Event, State, advance
 
 if TYPE_CHECKING:
     from sim_engine import Fault
     from sim_wires import Kernel
     from sim_world import World
 
+    from supervisor.config import StageConfig
 
 MAX_BYTES = 1_000_000
 
 
-class SimulatedStage:
-    """One stage process, and the supervisor's record of it (what a `StageProc` is for real processes).
+class SimulatedStage(SimulatedProcess):
+    """One replica of a stage.
 
     Args:
         world: whose actors its threads are.
         kernel: has its descriptors.
-        number: its place in the config.
-        name: its name.
+        config: of its stage.
+        replica: its number.
         fault: what its engine does, or None.
-        watched: it has a `step_timeout_s`.
         lingers: it does not end after its engine's error, and must be killed. One that cannot say so, since its output
             thread is gone or there was no error, is a matter for `step_timeout_s`, and is not simulated.
     """
 
-    role = "stage"
-    replica = 0
-
     def __init__(
-        self, world: World, kernel: Kernel, number: int, name: str, fault: Fault | None, *, watched: bool, lingers: bool
+        self, world: World, kernel: Kernel, config: StageConfig, replica: int, fault: Fault | None, *, lingers: bool
     ) -> None:
-        self.stage = name
-        self.label = f"{name}/0"
-        self.pid = 4000 + number
-        self.pidfd, sentinel = kernel.eventfd(), kernel.eventfd()
-        self.process = SimpleNamespace(sentinel=sentinel)
-        self.state = State.READY
-        self.exit_code: int | None = None
-        self.status: int | None = None
-        """As the kernel knows it, from the moment of the death."""
-        self.asked_to_stop = False
-        self.failed = False
-        """Its end has begun, before anybody asked for it."""
-        self.to, self.back = Pipe(), Pipe()
-        self.error: ErrorRecord | None = None
-        self.error_at = 0
-        self.got_signal = 0
-        self.box = Cells([0] * (HANDLED + 1))
-        self.is_stuck = False
-        """A call of its engine never returns, or a signal has stopped it."""
-        self.was_convicted = False
-        """The supervisor has taken it for hung."""
-        self.is_excused = False
-        """The supervisor has taken its end for one that the user asked for."""
-        self._world = world
-        self._kernel = kernel
+        super().__init__(world, kernel, config.name, replica)
         self._fault = fault
-        self._watched = watched
-        self._stopped = False
+        self._watched = config.step_timeout_s is not None
         self._stuck_cells: list[int] = []
         self._lingers = lingers
         self._input_queue, self._output_queue = PausingQueue(), PausingQueue()
         self._given = cast("Any", self._input_queue)
         self._emitted = cast("Any", self._output_queue)
-        self.engine = SimulatedEngine(world, name, self._input_queue, self._strike)
+        self.engine = SimulatedEngine(world, config, self.label, self._input_queue, self._strike)
         box: Any = SimpleNamespace(cells=self.box)
-        recorded = (WatchedEngine if watched else RecordedEngine)(self.engine, box, None)
+        recorded = (WatchedEngine if self._watched else RecordedEngine)(self.engine, box, None)
         self._loop = BusyLoop(recorded, self._given, self._output_queue.put)
         self._dealer = Receiver(self.to)
         self._context: Any = Context({zmq.DEALER: self._dealer, zmq.PUSH: Push(self.back)})
         self._loop_over = self._recorded = False
         self._io_over = {"input": False, "output": False}
         self._add_threads()
-        self._add_wires()
 
     def _add_threads(self) -> None:
         add = self._world.add
@@ -104,68 +72,7 @@ class SimulatedStage:
         add(f"{self.label} output", self._can_output, self._output)
         add(f"{self.label} main", self._can_end, self._end)
 
-    def _add_wires(self) -> None:
-        add, to, back = self._world.add, self.to, self.back
-        add(f"{self.label} zmq", lambda: bool(back.unsent) and not self._stopped, back.leave)
-        add(f"{self.label} from", lambda: bool(back.under_way), back.arrive)
-        add(f"{self.label} to", lambda: bool(to.under_way), self._arrive)
-        add(f"{self.label} end", self._can_disconnect, self._disconnect)
-        for fd in (self.pidfd, self.process.sentinel):
-            add(f"{self.label} fd", partial(self._can_show, fd), partial(self._show, fd))
-
-    @property
-    def is_alive(self) -> bool:
-        """True until the moment of its death."""
-        return self.status is None
-
-    @property
-    def is_seen_dead(self) -> bool:
-        """True once a poll of its descriptors would tell."""
-        return self._kernel.is_readable(self.pidfd) or self._kernel.is_readable(self.process.sentinel)
-
-    @property
-    def has_ended(self) -> bool:
-        """True once its end has been confirmed."""
-        return self.state is State.DEAD
-
-    def move(self, event: Event) -> None:
-        """Record what happened to it."""
-        self.state = advance(self.state, event)
-
-    def read_box(self) -> BlackBoxRecord:
-        """What its black box tells."""
-        phase = "stopping" if self._loop_over else "ready"
-        return BlackBoxRecord(
-            phase=phase,
-            steps=self.box[STEPS],
-            signal=self.got_signal,
-            error=self.error,
-            error_at=self.error_at,
-            handled=self.box[HANDLED],
-        )
-
-    def wait_end(self, timeout_s: float) -> bool:
-        """Confirm its end, if it can be seen without waiting."""
-        assert timeout_s <= 0.05  # no longer than a dying process takes
-        if self.is_seen_dead and not self.has_ended:
-            self.exit_code = self.status
-            self.move(Event.EXIT)
-        return self.has_ended
-
-    def die(self, status: int) -> None:
-        """End at once: what it holds is lost, what has left it is not."""
-        if not self.is_alive:
-            return
-        self._world.note(self.label, f"ends with {status}")
-        self.status = status
-        self.failed = self.failed or not self.asked_to_stop
-        self.back.unsent.clear()
-        self.to.arrived.clear()
-
-    def terminate(self) -> None:
-        """Get the supervisor's SIGTERM."""
-        self.asked_to_stop = True
-        self.move(Event.STOP)
+    def _stop(self) -> None:
         self._loop.request_shutdown()
 
     def get_foreign_signal(self) -> None:
@@ -197,11 +104,6 @@ class SimulatedStage:
             self._world.note(self.label, f"loses its {kind} thread")
             self._record("io_thread", OSError("no buffers"))
             self._input_queue.put(("EXECUTOR_FAILED", f"{kind} thread died"))
-
-    def _record(self, cause: str, exc: BaseException) -> None:
-        if self.error is None:
-            self.error = ErrorRecord(cause, "ready", type(exc).__name__, safe_str(exc), "a traceback")
-            self.error_at = int(self._world.now * 1e9)
 
     def _strike(self, point: str) -> None:
         fault = self._fault
@@ -242,7 +144,7 @@ class SimulatedStage:
             # As `BusyLoop.run` does it, which has no place to pause.
             self._loop.error = exc.with_traceback(None)
             last = ("fatal", safe_repr(exc))
-        self._loop_over = True
+        self._loop_over, self._phase = True, "stopping"
         self.failed = self.failed or not self.asked_to_stop
         self._world.note(self.label, f"loop ends: {last}")
         self._output_queue.put(last)
@@ -291,26 +193,3 @@ class SimulatedStage:
             self.die(0 if self._loop.error is None else 1)
         self._record_fatal()
         self._recorded = True
-
-    # The wires, and what the kernel shows.
-
-    def _arrive(self) -> None:
-        self.to.arrive()
-        if not self.is_alive:
-            self.to.arrived.clear()
-
-    def _can_disconnect(self) -> bool:
-        return not self.is_alive and not self.back.under_way and not (self.back.ended and self.to.ended)
-
-    def _disconnect(self) -> None:
-        if self.back.ended or self._world.chance(0.5):
-            self.to.ended = True
-        else:
-            self.back.ended = True
-
-    def _can_show(self, fd: int) -> bool:
-        return not self.is_alive and not self._kernel.is_readable(fd)
-
-    def _show(self, fd: int) -> None:
-        self._world.note(self.label, "its death can be seen")
-        self._kernel.eventfd_write(fd, 1)

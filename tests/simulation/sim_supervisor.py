@@ -9,7 +9,8 @@ from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from sim_watch import Watch, WatchedCall, WatchedOutbox, WatchedSwitchboard
+from sim_switchboard import WatchedOutbox, WatchedSwitchboard
+from sim_watch import Watch, WatchedCall
 from sim_wires import Clock, Inlet, Kernel, Router, Zmq
 
 from stage import recorded_engine
@@ -29,7 +30,7 @@ from supervisor.undertaker import Undertaker
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sim_stage import SimulatedStage
+    from sim_process import SimulatedProcess
     from sim_world import World
 
     from supervisor.config import PipelineConfig
@@ -40,13 +41,15 @@ class Manager:
     """Stands in for `StageProcManager`: ends the simulated processes."""
 
     def __init__(
-        self, world: World, kernel: Kernel, stop_fd: int, config: PipelineConfig, procs: list[SimulatedStage]
+        self, world: World, kernel: Kernel, stop_fd: int, config: PipelineConfig, procs: list[SimulatedProcess]
     ) -> None:
         self.config = config
         self.procs = procs
         self.stops = SimpleNamespace(add=self._add_stops, asked_within=self._is_asked_within)
         self.owed: list[str] = []
-        """Stages whose death could be seen when the others were asked to stop: each needs a report."""
+        """Those whose death could be seen when the others were asked to stop: each needs a report."""
+        self.parted: list[str] = []
+        """Those that were let go of, in this order."""
         self._world = world
         self._kernel = kernel
         self._stop_fd = stop_fd
@@ -60,14 +63,19 @@ class Manager:
         self._world.wait(lambda: self._is_told or self._kernel.is_readable(self._stop_fd), self._world.now + time_s)
         return self._is_told or self._kernel.is_readable(self._stop_fd)
 
+    def part_with(self, proc: SimulatedProcess) -> None:
+        """Let go of a replica that has ended."""
+        self.parted.append(proc.label)
+        proc.release()
+
     def hurry(self) -> None:
         """Nobody hurries a history."""
 
-    def ask_to_end(self, spared: list[SimulatedStage], deadline: float) -> None:
+    def ask_to_end(self, spared: list[SimulatedProcess], deadline: float) -> None:
         """Terminate all but `spared`, each once."""
         others = [proc for proc in self.procs if proc not in spared and not proc.asked_to_stop]
         asked = [proc for proc in others if not has_failed(proc)]  # type: ignore[arg-type]
-        self._world.note("supervisor", f"asks {len(asked)} stages to stop, until {deadline:.3f}")
+        self._world.note("supervisor", f"asks {len(asked)} to stop, until {deadline:.3f}")
         if not self._asked:
             self.owed = [proc.label for proc in self.procs if proc.is_seen_dead]
         for proc in asked:
@@ -111,30 +119,27 @@ class Supervisor:
         world: what it runs in.
         kernel: has the descriptors.
         config: of the pipeline.
-        stages: its processes, all READY.
+        processes: those of its stages, all READY.
         watch: looks on.
     """
 
     def __init__(
-        self, world: World, kernel: Kernel, config: PipelineConfig, stages: list[SimulatedStage], watch: Watch
+        self, world: World, kernel: Kernel, config: PipelineConfig, processes: list[SimulatedProcess], watch: Watch
     ) -> None:
-        procs: Any = stages
+        procs: Any = processes
         self.stop_fd = kernel.eventfd()
-        self.manager = Manager(world, kernel, self.stop_fd, config, stages)
+        self.manager = Manager(world, kernel, self.stop_fd, config, processes)
         self.reporter = FilingReporter()
-        box = WatchedOutbox(Router({stage.label.encode(): stage.to for stage in stages}))
+        box = WatchedOutbox(Router({proc.label.encode(): proc.to for proc in processes}), config, watch)
         self.switchboard = WatchedSwitchboard(config, box, watch)
         core = self.core = Core.__new__(Core)
-        pulls: Any = {stage.label: Inlet(stage.back) for stage in stages}
+        pulls: Any = {proc.label: Inlet(proc.back) for proc in processes}
         on_message, give_up = self.switchboard.on_message, self.switchboard.give_up
         hangs = core_module._watch_for_hangs(config, procs, box)
         self.monitor = Monitor(procs, pulls, on_message, give_up, self.stop_fd, core._stop, hangs)
-        self.switchboard.monitor = self.monitor
+        self.switchboard.monitor, self.switchboard.procs = self.monitor, processes
         self.turns = Turns(self.monitor, box, self.switchboard.lock)
-        away: Any = SimpleNamespace(
-            wait=lambda timeout: world.wait(lambda: self.turns.over, world.now + timeout), set=bool
-        )
-        self.turns._away = away
+        self.turns._away = self._away(world)
         manager: Any = self.manager
         nobody: Any = None  # joins, so nobody greets
         membership = Membership(manager, self.monitor, self.switchboard, nobody)
@@ -154,6 +159,14 @@ class Supervisor:
         vars(core).update(parts)
         core._opened.callback(manager.close)
 
+    def _away(self, world: World) -> Any:
+        """The event by which a stay of the background thread ends early."""
+
+        def wait(timeout: float) -> bool:
+            return world.wait(lambda: self.turns.over, world.now + timeout)
+
+        return SimpleNamespace(wait=wait, set=bool, clear=bool)
+
     def watch_stages(self) -> None:
         """Do what the background thread does, until a stage is dying or the pipeline closes."""
         core_module._watch(self.turns, self.monitor, self.switchboard, self.undertaker)
@@ -170,24 +183,24 @@ class Autopsy:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def is_excused(self, proc: SimulatedStage, stops: Any, until: float) -> bool:
+    def is_excused(self, proc: SimulatedProcess, stops: Any, until: float) -> bool:
         """As the real one says."""
         proc.is_excused = is_excused(cast("Any", proc), stops, until)
         return proc.is_excused
 
-    def examine(self, proc: SimulatedStage, said: str | None, deadline: float, _stops: Any) -> Evidence:
+    def examine(self, proc: SimulatedProcess, said: str | None, deadline: float, _stops: Any) -> Evidence:
         """Wait for the end, or kill."""
         self._world.wait(lambda: proc.is_seen_dead, deadline)
         return self._gather(proc, said, None)
 
-    def convict(self, proc: SimulatedStage, verdict: Cause, finding: str) -> Evidence:
+    def convict(self, proc: SimulatedProcess, verdict: Cause, finding: str) -> Evidence:
         """Kill."""
         self._world.note("supervisor", f"convicts {proc.label}: {finding}")
         self._world.expect(proc.is_stuck, f"{proc.label} is taken for {verdict}, and works: {finding}")
         proc.was_convicted = True
         return self._gather(proc, finding, verdict)
 
-    def _gather(self, proc: SimulatedStage, said: str | None, verdict: Cause | None) -> Evidence:
+    def _gather(self, proc: SimulatedProcess, said: str | None, verdict: Cause | None) -> Evidence:
         if not proc.wait_end(0):
             proc.die(-9)
             proc.exit_code = proc.status

@@ -15,6 +15,7 @@ from supervisor.run import Request, _Run
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sim_switchboard import WatchedSwitchboard
     from sim_world import World
 
     from stage.codec import Payload
@@ -32,13 +33,15 @@ class Callers:
         world: decides what they do.
         watch: knows of all that they do.
         core: what they use.
+        labels: of the replicas that they may call, which need not be there any more.
         budget: how many things they do.
     """
 
-    def __init__(self, world: World, watch: Watch, core: Core, budget: int) -> None:
+    def __init__(self, world: World, watch: Watch, core: Core, labels: list[str], budget: int) -> None:
         self._world = world
         self._watch = watch
         self._core = core
+        self._labels = labels
         self._budget = budget
         self._handles: list[WatchedHandle] = []
         world.add("user", lambda: self._budget > 0, self._act)
@@ -59,7 +62,7 @@ class Callers:
         used = [handle.id for handle in self._handles]
         user_id = world.rng.choice(used) if used and world.chance(0.4) else f"r{len(used)}"
         in_use = any(life.user_id == user_id for life in self._watch.alive())
-        life = self._watch.begin(user_id, pick_value(world, self._watch))
+        life = self._watch.begin(user_id, pick_value(world, self._watch), _pick_session(world))
         handle = WatchedHandle(life, self._watch, switchboard, self._core.turns)
         payload = encode(data_of(life.serial, life.value))
         if not switchboard.has_slot():
@@ -98,15 +101,17 @@ class Callers:
         self._world.expect(handle.outcome == "aborted" or not was_alive, f"{handle.id} was aborted, and lives on")
 
     def call(self) -> None:
-        """Call a utility, and sometimes forget it."""
-        world, switchboard = self._world, self._core.switchboard
-        stage = world.rng.choice(self._watch.graph)[0]
+        """Call a utility of any replica, and sometimes forget it."""
+        world = self._world
+        label = world.rng.choice(self._labels)
         name = world.rng.choice(("echo", "echo", "raise", "odd", "forgotten"))
+        switchboard = cast("WatchedSwitchboard", self._core.switchboard)
         refused = switchboard.refusal() is not None
-        call_id, call = switchboard.call(f"{stage}/0".encode(), name, encode([world.events]))
-        world.note("user", f"calls {name} of {stage}")
+        call_id, call = switchboard.call(label.encode(), name, encode([world.events]))
+        world.note("user", f"calls {name} of {label}")
+        refused = refused or label in switchboard.parted
         world.expect(call.error if refused else not call.answered(), "a call is answered before it is sent")
-        self._watch.calls.append((call, stage, name, world.events))
+        self._watch.calls.append((call, label, name, world.events))
         if name == "forgotten":
             switchboard.forget_call(call_id)
 
@@ -185,9 +190,10 @@ class Runner:
     def _feed(self) -> None:
         """Do with one request what `_Run.feed` does with each."""
         self._left_to_feed -= 1
-        life = self._watch.begin(f"q{self._left_to_feed}", pick_value(self._world, self._watch))
+        value, session = pick_value(self._world, self._watch), _pick_session(self._world)
+        life = self._watch.begin(f"q{self._left_to_feed}", value, session)
         self._run.current[life.user_id] = life
-        accepted = self._run._submit(Request(life.user_id, data_of(life.serial, life.value)))
+        accepted = self._run._submit(Request(life.user_id, data_of(life.serial, life.value), session=session))
         self._world.note("feeder", f"feeds {life.user_id} ({life.serial}): {accepted}")
         refused = self._core.switchboard.refusal() is not None
         self._world.expect(accepted != refused, f"{life.user_id} is {'accepted' if accepted else 'refused'} wrongly")
@@ -246,3 +252,8 @@ def pick_value(world: World, watch: Watch) -> int:
     while model_of(watch.graph, value := world.rng.randrange(200)).tasks > MAX_TASKS:
         pass
     return value
+
+
+def _pick_session(world: World) -> str | None:
+    """One of a few sessions, or none."""
+    return world.rng.choice((None, "s1", "s2", "s3"))

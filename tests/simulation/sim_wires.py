@@ -173,6 +173,9 @@ class Inlet:
         self.events.were_read = self._pipe.ended
         return not self._pipe.ended
 
+    def close(self) -> None:
+        """Nothing is kept."""
+
 
 class Context:
     """A stage's zmq context: its two sockets, over and over."""
@@ -197,6 +200,7 @@ class Kernel:
 
     def __init__(self) -> None:
         self.counters: dict[int, int] = {}
+        self.closed: set[int] = set()
 
     def eventfd(self, value: int = 0, _flags: int = 0) -> int:
         """A new descriptor, of a number that no real one has."""
@@ -216,7 +220,8 @@ class Kernel:
         return value
 
     def close(self, fd: int) -> None:
-        """Nothing is kept."""
+        """Let nobody poll it any more."""
+        self.closed.add(fd)
 
     def is_readable(self, item: Any) -> bool:
         """True if a poll would return it."""
@@ -233,17 +238,23 @@ class Poller:
         self._world = world
         self._kernel = kernel
         self._items: list[Any] = []
+        self._fds: list[int] = []
+        self._sockets: list[Any] = []
 
     def register(self, item: Any, _flags: int = 0) -> None:
         """Watch it as well."""
         self._items.append(item)
+        (self._fds if isinstance(item, int) else self._sockets).append(item)
 
     def unregister(self, item: Any) -> None:
         """Watch it no more."""
         self._items.remove(item)
+        (self._fds if isinstance(item, int) else self._sockets).remove(item)
 
     def poll(self, timeout: int | None = None) -> list[tuple[Any, int]]:
         """Wait for the first item, and return all in the order in which they were registered."""
+        closed = self._kernel.closed
+        self._world.expect(not closed or closed.isdisjoint(self._items), "a descriptor is polled that is closed")
         until = None if timeout is None else self._world.now + timeout / 1000
         self._world.wait(self._any, until)
         ready = [item for item in self._items if self._kernel.is_readable(item)]
@@ -254,7 +265,10 @@ class Poller:
         return [(item, zmq.POLLIN) for item in ready]
 
     def _any(self) -> bool:
-        return any(map(self._kernel.is_readable, self._items))
+        """True if there is something; asked at every event, so it must be quick."""
+        if any(map(self._kernel.counters.__getitem__, self._fds)):
+            return True
+        return any(socket.is_readable() for socket in self._sockets)
 
 
 class Zmq:

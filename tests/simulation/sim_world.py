@@ -29,7 +29,7 @@ class Pause(BaseException):
     """Raised where real code would block, so that it can be called again later; nothing has been taken by then."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Actor:
     """Something that can make things happen.
 
@@ -61,15 +61,17 @@ class World:
         self.on_standstill: Callable[[], bool] = bool
         """Called when nothing can happen and somebody waits without a deadline; False if it has nothing to add."""
         self._tells_all = tells_all
+        self._attention = self.rng.choice((0.6, 0.6, 0.2))
+        """How soon who waits notices: one that is slow finds more at once."""
         self._actors: list[Actor] = []
         self._lots: list[Actor] = []
         self._alarms: list[tuple[int, Callable[[], object]]] = []
 
     def add(self, name: str, can_act: Callable[[], bool], act: Callable[[], object]) -> None:
         """Add an actor, more or less eager than the others in this history."""
-        actor = Actor(name, can_act, act)
-        self._actors.insert(self.rng.randrange(len(self._actors) + 1), actor)
-        self._lots += [actor] * self.rng.choice((1, 3, 3, 9))
+        actor, random = Actor(name, can_act, act), self.rng.random
+        self._actors.insert(int(random() * (len(self._actors) + 1)), actor)
+        self._lots += [actor] * (1, 3, 3, 9)[int(random() * 4)]
 
     def at_event(self, number: int, act: Callable[[], object]) -> None:
         """Let `act` happen right before event `number`, if there are so many."""
@@ -96,7 +98,7 @@ class World:
 
     def wait(self, ready: Callable[[], object], until: float | None) -> bool:
         """Let things happen until `ready()` and somebody notices; False if the clock shows `until` before."""
-        while not (ready() and self.chance(0.6)):
+        while not (ready() and self.chance(self._attention)):
             if until is not None and self.now >= until:
                 return bool(ready())
             if not self.step():
@@ -136,9 +138,11 @@ class World:
                 return actor
         # Few can: take the next one from anywhere on.
         start = int(random() * len(self._actors))
-        around = chain(islice(self._actors, start, None), islice(self._actors, start))
-        return next((actor for actor in around if actor.can_act()), None)
+        for actor in chain(islice(self._actors, start, None), islice(self._actors, start)):
+            if actor.can_act():
+                return actor
+        return None
 
     def story(self) -> str:
         """The trace as text."""
-        return "\n".join(f"{(at - 1000) * 1000:9.3f} ms  {who:<12}{what}" for at, who, what in self.trace)
+        return "\n".join(f"{(at - 1000) * 1000:9.3f} ms  {who:<15}{what}" for at, who, what in self.trace)

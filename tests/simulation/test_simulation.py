@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sim_bugs import BUGS
 from sim_history import Verdict, play
+from sim_replica_bugs import REPLICA_BUGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +43,9 @@ SITUATIONS = {
     "death by io_thread",
     "death by hung",
     "collateral death",
+    "death of a coordinator",
+    "death that others go on after",
+    "death of the last replica",
     "answered call",
     "run",
 }
@@ -74,7 +78,7 @@ def test_histories(seeds: range, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @every_seed
-@pytest.mark.parametrize("seed_bug", BUGS, ids=lambda seed_bug: seed_bug.__name__)
+@pytest.mark.parametrize("seed_bug", BUGS + REPLICA_BUGS, ids=lambda seed_bug: seed_bug.__name__)
 def test_finds_a_seeded_bug(seed_bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug in the product is found soon, and told with its seed, how to replay it, and its trace."""
     seed_bug(monkeypatch)
