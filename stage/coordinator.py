@@ -118,7 +118,7 @@ class Coordinator:
             frames = receive_frames(socket, zmq.NOBLOCK)
             try:
                 hear(frames[-1].buffer)
-            except msgspec.DecodeError as exc:
+            except (msgspec.DecodeError, RecursionError) as exc:
                 self._strays.add(str(exc))
 
     def _hear_subscriber(self, content: memoryview) -> None:

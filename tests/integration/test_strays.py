@@ -57,7 +57,7 @@ def foreign() -> Iterator[Foreign]:
     with zmq.Context() as context:
 
         def send(name: str, identity: bytes | None, messages: list[list[bytes]]) -> None:
-            kind = zmq.PUSH if name.startswith("output") else zmq.DEALER
+            kind = zmq.PUSH if name.startswith(("output", "collect", "told")) else zmq.DEALER
             (path,) = Path(tempfile.gettempdir()).glob(f"stages-*/{name}.sock")
             with context.socket(kind) as socket:
                 socket.linger = int(HANG_S * 1000)
@@ -115,6 +115,19 @@ def test_on_the_other_sockets(foreign: Foreign, events: Events, name: str, what:
             return bool(events.of("message_dropped"))
 
         until(told, "it is told of")
+        assert pipeline.died is None
+
+
+@pytest.mark.parametrize("what", [*GARBAGE, "a nested load"])
+def test_on_the_socket_of_a_coordinator(foreign: Foreign, what: str) -> None:
+    """Garbage among what the replicas tell is dropped, and said in the coordinator's log."""
+    message = [b"\x95\xa4load\x00\x00\x00" + DEEP] if what == "a nested load" else GARBAGE[what]
+    with Pipeline(pipeline_config(stage("echo", replicas=2))) as pipeline:
+        foreign("collect-0", None, [message] * (1 if what == "oversized" else 3))
+        log = pipeline._core.manager.run_dir.log("echo", None)
+        until(lambda: "dropped a message" in log.read_text(), "it is told of")
+        assert data_of(pipeline.submit("x").result(HANG_S)) == ["x"]
+        pipeline.scale("echo", 3)
         assert pipeline.died is None
 
 
