@@ -115,13 +115,16 @@ class Monitor:
         """Wait for something, read it, and return; True if a process is dying."""
         if self._hang_watch is not None:
             timeout_s = self._hang_watch.limit(timeout_s)
+        others = []
+        # Messages come first: what a process said is read before its death is seen, and before it is forgotten.
         for item, _ in self._wait(timeout_s):
-            # Messages come first in the Poller: what a stage said before its death is read before its death.
             proc = self._pulls.get(item)
             if proc is not None:
                 self._read(item, proc)
             else:
-                self._sense(item)
+                others.append(item)
+        for item in others:
+            self._sense(item)
         if self._hang_watch is not None:
             for proc in self._hang_watch.stuck():
                 self.notice(proc)
@@ -153,9 +156,9 @@ class Monitor:
                 self._changes.popleft()()
         elif self._signal_wake is not None and fd == self._signal_wake.fd:
             self._signal_wake.read()
-        elif self._stop_fd is not None:
+        elif fd == self._stop_fd:
             with suppress(BlockingIOError):  # another pipeline with the same stop_fd has been quicker
-                self._on_stop(os.eventfd_read(self._stop_fd))
+                self._on_stop(os.eventfd_read(fd))
 
     def finding(self, proc: StageProc) -> str | None:
         """Why a process was taken for stuck, or None if it was not."""

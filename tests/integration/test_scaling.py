@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,33 @@ def test_leaving_replica_finishes_what_it_has(events: Events) -> None:
         assert [data_of(handle.result(HANG_S))[0][0] for handle in old[1::2]] == [1, 1]
         assert ended(shrinker)
         assert numbers(pipeline) == [0]
+
+
+def test_last_words_of_one_that_leaves() -> None:
+    """What a newcomer has said is read before it is polled no more, also if both come up at once."""
+    with Pipeline(pipeline_config(who())) as pipeline:
+        pipeline.scale("who", 3)
+        monitor = pipeline._core._monitor
+        inlet = monitor._inlets[next(proc for proc in monitor._inlets if proc.replica == 2)]
+        poll, is_held = monitor._wait, threading.Event()
+
+        def poll_both(timeout_s: float | None) -> list[tuple[Any, int]]:
+            events = poll(timeout_s)
+            while is_held.is_set() and not {monitor._wake_fd, inlet.socket} <= {item for item, _ in events}:
+                events = poll(HANG_S)
+            is_held.clear()
+            return events
+
+        monitor._wait = poll_both  # type: ignore[method-assign]
+        monitor.wake()  # whoever polls comes by here from now on
+        is_held.set()
+        answers: list[Any] = []
+        caller = in_thread(lambda: answers.append(pipeline.utility("who", "open", (1,), replica=2, timeout_s=HANG_S)))
+        pipeline.scale("who", 2)
+        assert ended(caller)
+        assert len(answers) == 1
+        assert numbers(pipeline) == [0, 1]
+        assert data_of(pipeline.submit("x").result(HANG_S))[0][1] == "x"
 
 
 def test_drain_timeout() -> None:
