@@ -7,6 +7,7 @@ thread at a time may be in here (see `turns`).
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import deque
 from contextlib import suppress
@@ -69,6 +70,8 @@ class Monitor:
         self._ends: dict[int, StageProc] = {proc.pidfd: proc for proc in procs}
         self._ends |= {proc.process.sentinel: proc for proc in procs}
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._closing = threading.Lock()
+        self._is_closed = False
         self.dying: list[StageProc] = []
         """Processes that have ended or said `fatal`, in the order in which that was seen."""
         self._poller = zmq.Poller()
@@ -85,9 +88,11 @@ class Monitor:
         self._poller.register(socket, zmq.POLLIN)
 
     def soon(self, change: Callable[[], None]) -> None:
-        """Have the thread that polls call `change` before it polls again; safe to call from any thread."""
+        """Have the thread that polls call `change` before it polls again; for any thread, and after the end in vain."""
         self._changes.append(change)
-        self.wake()
+        with self._closing:  # later the number of the descriptor may be another's
+            if not self._is_closed:
+                self.wake()
 
     def add(self, proc: StageProc, inlet: Inlet) -> None:
         """Poll one more process; for the thread that polls."""
@@ -204,7 +209,9 @@ class Monitor:
 
     def close(self) -> None:
         """Close what belongs to the monitor; the processes' descriptors stay."""
-        os.close(self._wake_fd)
+        with self._closing:
+            self._is_closed = True
+            os.close(self._wake_fd)
 
     def _read(self, pull: Socket, proc: StageProc) -> None:
         try:

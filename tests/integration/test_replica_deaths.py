@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -198,6 +199,17 @@ def test_close_while_it_scales(count: int) -> None:
     assert [str(error) for error in errors] == ["the pipeline is closed"]
     assert {handle.outcome for handle in handles} == {"aborted"}
     assert {info.state for info in pipeline.processes} == {"dead"}
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_scale_after_the_end(count: int) -> None:
+    """A call that comes too late to be refused is refused all the same, and touches no descriptor any more."""
+    config = pipeline_config(who())
+    with Pipeline(config) as pipeline:
+        pass
+    # `scale` of the pipeline has looked just before the end.
+    with suppress(RuntimeError):
+        pipeline._core.scaling.scale(config.stages[0], count)
 
 
 def test_supervisor_is_killed(script: Callable[[str], Script]) -> None:
