@@ -1,8 +1,9 @@
 """Run load and random kills for a time, and end with a table of what became of it.
 
-Each life of the pipeline is loaded by some clients and killed in one way at one moment, or closed under load; then
-nothing may be left, and the next one begins. The status is 0 only if no request was lost, nothing was left behind, and
-each death has its one report. SIGINT and SIGTERM end it in order, with the table so far.
+Each life of the pipeline is loaded by some clients and killed in one way at one moment, or closed under load; one stage
+has replicas, grows and shrinks, and in half of the lives goes on after the death of a replica. Then nothing may be
+left, and the next one begins. The status is 0 only if no request was lost, nothing was left behind, and each death has
+its one report. SIGINT and SIGTERM end it in order, with the table so far.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from soak_leaks import KINDS, MARK, Inventory
-from soak_life import Life, Log
+from soak_life import Life
+from soak_log import Log
+from soak_plan import GROUP, ON_DEATH, REPLICAS, make_plan
 
 from supervisor import Pipeline, PipelineConfig
 
@@ -34,9 +37,18 @@ SHOWN_NOTES = 30
 HANG_S = 180.0
 """How long after its time a run that hangs is given up, with the stack of each thread."""
 
-ZERO = ("lost", "calls unanswered", "wrong answers", "wrong reports", "faults of the supervisor", *KINDS)
+ZERO = (
+    "lost",
+    "calls unanswered",
+    "scale calls unanswered",
+    "wrong answers",
+    "wrong reports",
+    "faults of the supervisor",
+    *KINDS,
+)
 HERE = Path(__file__).parent
 ENGINE = "soak_engine:Piecework"
+BALANCE = {"stop": "sticky", "degrade": "least_loaded"}
 
 
 class Row(NamedTuple):
@@ -93,35 +105,38 @@ class Soak:
 
     def run(self) -> None:
         """Live until the time is over or the user asks to stop."""
-        config = _make_config()
+        configs = {on_death: _make_config(on_death) for on_death in ON_DEATH}
         print(f"soak: {self._seconds:g} s, seed {self._seed}", file=sys.stderr, flush=True)
-        _warm_up(config)
+        _warm_up(configs[ON_DEATH[0]])
         inventory = Inventory(self._directory)
         until = time.monotonic() + self._seconds
         progress_at = 0.0
         while time.monotonic() < until and not self._wait(0):
-            self._live(config, inventory)
+            self._live(configs, inventory)
             if time.monotonic() > progress_at:
                 progress_at = time.monotonic() + PROGRESS_S
                 self._tell_progress(until - time.monotonic())
 
-    def _live(self, config: PipelineConfig, inventory: Inventory) -> None:
+    def _live(self, configs: dict[str, PipelineConfig], inventory: Inventory) -> None:
         # Not for secrets: the same seed gives the same plan.
-        life = Life(config, random.Random(f"{self._seed}/{self._lives}"), self._log, self._wait)  # noqa: S311
+        rng = random.Random(f"{self._seed}/{self._lives}")  # noqa: S311
+        plan = make_plan(rng)
+        life = Life(configs[plan.on_death], plan, rng, self._log, self._wait)
         self._lives += 1
         life.run()
-        self._counts += life.counts
-        kept, died = inventory.remove_logs(), life.counts["reports"] > 0
-        if kept != died:
-            life.notes.append(f"{kept} directories of logs were kept after {life.counts['reports']} reports")
+        account = life.account
+        kept, reports = inventory.remove_logs(), account.counts["reports"]
+        if kept != (reports > 0):
+            account.notes.append(f"{kept} directories of logs were kept after {reports} reports")
         for kind, name in inventory.leaks():
-            self._counts[kind] += 1
-            life.notes.append(f"left behind: {kind}: {name}")
-        self._counts["faults of the supervisor"] += len(self._log.faults)
-        life.notes += self._log.faults
+            account.counts[kind] += 1
+            account.notes.append(f"left behind: {kind}: {name}")
+        account.counts["faults of the supervisor"] += len(self._log.faults)
+        account.notes += self._log.faults
         self._log.faults.clear()
-        for note in life.notes:
-            self._tell_note(f"life {self._lives} ({life.plan}): {note}")
+        self._counts += account.counts
+        for note in account.notes:
+            self._tell_note(f"life {self._lives} ({plan}): {note}")
 
     def _wait(self, seconds: float) -> bool:
         poller = select.poll()
@@ -146,8 +161,10 @@ class Soak:
             *(Row(f"requests {end}", counts[end]) for end in ("finished", "failed", "aborted")),
             Row("requests lost", counts["lost"], 0),
             Row("utility calls", counts["called"]),
+            Row("scale calls", counts["scaled"]),
             Row("deaths made", counts["deaths"]),
             Row("reports", counts["reports"], counts["deaths"]),
+            Row("deaths that a stage has survived", counts["survived"]),
             Row("restarts of the pipeline", max(self._lives - 1, 0)),
             *(Row(what, counts[what], 0) for what in ZERO if what not in {"lost", *KINDS}),
             *(Row(f"leaks: {kind}", counts[kind], 0) for kind in KINDS),
@@ -165,10 +182,11 @@ def _verdict(row: Row) -> str:
     return "yes" if row.must_be == row.figure else "NO"
 
 
-def _make_config() -> PipelineConfig:
+def _make_config(on_death: str) -> PipelineConfig:
+    group = {"replicas": REPLICAS, "on_death": on_death, "max_in_flight": 8, "balance": BALANCE[on_death]}
     stages = [
         {"name": "split", "engine": ENGINE, "args": {"step_ms": 0.5, "helper": True}},
-        {"name": "each", "engine": ENGINE, "args": {"helper": True}},
+        {"name": GROUP, "engine": ENGINE, "args": {"helper": True}, **group},
         {"name": "last", "engine": ENGINE, "args": {"helper": True}, "inputs": ["split"], "take": "final"},
     ]
     raw = {"name": "soak", "max_in_flight": 24, "shutdown_timeout_s": 5, "startup_timeout_s": 30, "stages": stages}

@@ -1,6 +1,6 @@
 """Clients of the soak: each a thread that submits, aborts and calls until the pipeline ends, then settles its account.
 
-A client's counts are its own until its thread has ended.
+A client's account is its own until its thread has ended.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from soak_plan import STAGES
 
 from supervisor import RequestAbortedError, RequestFailedError, StageDiedError, UtilityError
 
@@ -18,14 +20,29 @@ if TYPE_CHECKING:
     from supervisor import Pipeline, Result
     from supervisor.handle import Handle
 
-STAGES = ("split", "each", "last")
-"""Of the soak's pipeline: `each` takes every piece of `split`, and `last` the last one."""
-
 ANSWER_S = 20.0
 """How long an answer may take before it counts as lost; far more than any takes."""
 
 PENDING = 12
 THINK_S = 0.002
+
+
+class Account:
+    """What one thread has seen."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.notes: list[str] = []
+        """What is wrong."""
+        self.cost: dict[int, list[str]] = {}
+        """The ids of the requests that failed because of a death, by the pid of its report."""
+
+    def __iadd__(self, other: Account) -> Self:
+        self.counts += other.counts
+        self.notes += other.notes
+        for pid, ids in other.cost.items():
+            self.cost.setdefault(pid, []).extend(ids)
+        return self
 
 
 class Sent(NamedTuple):
@@ -45,8 +62,7 @@ class Client:
     """
 
     def __init__(self, pipeline: Pipeline, rng: random.Random, name: str) -> None:
-        self.counts: Counter[str] = Counter()
-        self.notes: list[str] = []
+        self.account = Account()
         self._pipeline = pipeline
         self._rng = rng
         self._pending: deque[Sent] = deque()
@@ -57,8 +73,8 @@ class Client:
         """Wait for its end; what it has not settled by then is lost."""
         self._thread.join(3 * ANSWER_S)
         if self._thread.is_alive():
-            self.counts["lost"] += len(self._pending)
-            self.notes.append(f"the thread {self._thread.name} hangs")
+            self.account.counts["lost"] += len(self._pending)
+            self.account.notes.append(f"the thread {self._thread.name} hangs")
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -71,7 +87,7 @@ class Client:
             while self._pending:
                 self._settle_one()
         except BaseException as exc:
-            self.notes.append(f"a client got {exc!r}")
+            self.account.notes.append(f"a client got {exc!r}")
 
     def _submit(self) -> None:
         if len(self._pending) == PENDING:
@@ -81,38 +97,39 @@ class Client:
             data["refuse_at"] = self._rng.choice(STAGES)
         if self._rng.random() < 0.05:
             data["pad"] = bytes(self._rng.randrange(200_000))
-        self._pending.append(send(self._pipeline, data, self.counts))
+        self._pending.append(send(self._pipeline, data, self.account))
 
     def _settle_one(self) -> None:
         if self._pending:
-            settle(self._pending.popleft(), self.counts, self.notes)
+            settle(self._pending.popleft(), self.account)
 
     def _abort(self) -> None:
         if self._pending:
             self._rng.choice(self._pending).handle.abort()
 
     def _call(self) -> None:
-        stage, number = self._rng.choice(STAGES), self._rng.randrange(1000)
-        self.counts["called"] += 1
+        info, number = self._rng.choice(self._pipeline.stages), self._rng.randrange(1000)
+        counts = self.account.counts
+        counts["called"] += 1
         try:
-            answer = self._pipeline.utility(stage, "echo", (number,), timeout_s=ANSWER_S)
-        except UtilityError:
-            self.counts["calls failed"] += 1
+            answer = self._pipeline.utility(info.name, "echo", (number,), replica=info.replica or 0, timeout_s=ANSWER_S)
+        except (UtilityError, ValueError):  # ValueError: it has left since we looked
+            counts["calls failed"] += 1
         except TimeoutError as exc:
-            self.counts["calls unanswered"] += 1
-            self.notes.append(str(exc))
+            counts["calls unanswered"] += 1
+            self.account.notes.append(str(exc))
         else:
-            self.counts["wrong answers"] += answer != [number]
+            counts["wrong answers"] += answer != [number]
 
 
-def send(pipeline: Pipeline, data: dict[str, Any], counts: Counter[str]) -> Sent:
+def send(pipeline: Pipeline, data: dict[str, Any], account: Account) -> Sent:
     """Submit a request; it counts once it is accepted."""
     sent = Sent(pipeline.submit(data), data)
-    counts["sent"] += 1
+    account.counts["sent"] += 1
     return sent
 
 
-def settle(sent: Sent, counts: Counter[str], notes: list[str]) -> None:
+def settle(sent: Sent, account: Account) -> None:
     """Wait for the one outcome of a request, and see that it is a right one."""
     handle, data = sent
     try:
@@ -123,12 +140,16 @@ def settle(sent: Sent, counts: Counter[str], notes: list[str]) -> None:
         outcome, right = "aborted", True
     except RequestFailedError as exc:
         outcome, right = "failed", exc.report is not None or "refuse_at" in data
+        if exc.report is not None:
+            account.cost.setdefault(exc.report.pid, []).append(handle.id)
     else:
         outcome, right = "finished", _is_right(results, data)
-    counts[outcome] += 1
+    account.counts[outcome] += 1
     if not right or handle.outcome != (None if outcome == "lost" else outcome):
-        counts["wrong answers"] += outcome != "lost"
-        notes.append(f"request {handle.id} with {len(data.get('pad', b''))} bytes ended as {outcome}: {handle.error}")
+        account.counts["wrong answers"] += outcome != "lost"
+        account.notes.append(
+            f"request {handle.id} with {len(data.get('pad', b''))} bytes ended as {outcome}: {handle.error}"
+        )
 
 
 def _is_right(results: list[Result], data: dict[str, Any]) -> bool:

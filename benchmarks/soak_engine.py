@@ -28,6 +28,7 @@ class Piecework:
         self._name = os.environ["STAGE_NAME"]
         self._step_s = step_ms / 1000
         self._todo: dict[str, tuple[dict[str, Any], int]] = {}
+        self._added = 0
         self._helper = subprocess.Popen(["sleep", "1000"]) if helper else None  # noqa: S607
 
     def has_work(self) -> bool:
@@ -38,6 +39,7 @@ class Piecework:
             raise RequestError("refused, as asked")
         if data.get("exit_at") == self._name:
             os._exit(7)
+        self._added += 1
         self._todo[request_id] = (data, 0)
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -58,6 +60,8 @@ class Piecework:
         return outputs
 
     def utility(self, name: str, args: tuple[Any, ...]) -> Any:
+        if name == "added":
+            return self._added
         if name != "echo":
             raise LookupError(f"no utility {name!r}")
         return list(args)

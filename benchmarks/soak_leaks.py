@@ -54,7 +54,7 @@ class Inventory:
         return len(kept)
 
     def _all(self) -> set[Thing]:
-        found = {("processes", name) for name in _marked_processes()}
+        found = {("processes", name) for name in marked_processes()}
         found |= {("threads", f"{thread.name} {thread.ident}") for thread in threading.enumerate()}
         found |= {("run directories", path.name) for path in self._directory.iterdir()}
         found |= {("shared memory", path.name) for path in Path("/dev/shm").iterdir() if _is_ours(path)}  # noqa: S108
@@ -69,7 +69,7 @@ class Inventory:
         return found
 
 
-def _marked_processes() -> set[str]:
+def marked_processes() -> set[str]:
     """Every process with our mark in its environment, but for this one."""
     mark = f"{MARK}={os.environ[MARK]}".encode()
     found = set()

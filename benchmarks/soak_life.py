@@ -1,72 +1,32 @@
-"""One life of the soak's pipeline: started, loaded, killed in one way at one moment, and looked at afterwards.
+"""One life of the soak's pipeline: started, loaded, struck in one way at one moment, and looked at afterwards.
 
-Which way and which moment comes from the seed and the number of the life, so a life can be lived again.
+Its plan comes from the seed and the number of the life, so a life can be lived again.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import random
-import signal
 import threading
-from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from soak_clients import ANSWER_S, STAGES, Client, send, settle
+from soak_clients import ANSWER_S, Account, Client, send, settle
+from soak_plan import ENDS, GROUP, REQUESTS, SIGNALS
+from soak_scaling import ScaleCall, check_call, scale_at_ease
 
 from supervisor import Pipeline, StageDiedError, StartupError
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Callable
+
+    from soak_log import Log
+    from soak_plan import Plan
 
     from supervisor import PipelineConfig
 
 CLIENTS = 3
-LONGEST_S = 1.0
-STARTING_S = 0.15
-
-SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGSEGV": signal.SIGSEGV}
-REQUESTS = {"exit": "exit_at", "raise": "raise_at"}
-ENDS = {
-    "SIGKILL": ("signal", -9),
-    "SIGTERM": ("exit", 0),
-    "SIGSEGV": ("signal", -11),
-    "exit": ("exit", 7),
-    "raise": ("fatal", 1),
-}
-"""The cause and the exit code that a report must name."""
-
-
-class Plan(NamedTuple):
-    """How a life ends: `action` is a key of `ENDS`, or None for a pipeline that is closed under load."""
-
-    action: str | None
-    stage: str
-    starting: bool
-    delay_s: float
-
-
-class Log(logging.Handler):
-    """The supervisor's log events: its reports, and faults of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reports: list[dict[str, Any]] = []
-        self.faults: list[str] = []
-        self.on_spawn: Callable[[dict[str, Any]], None] | None = None
-        self.died = threading.Event()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        event: dict[str, Any] = getattr(record, "event_dict", {})
-        if event.get("event") == "stage_died":
-            self.reports.append(event)
-            self.died.set()
-        elif event.get("event") == "stage_spawned" and self.on_spawn is not None:
-            self.on_spawn(event)
-        elif record.levelno >= logging.ERROR:
-            self.faults.append(record.getMessage())
 
 
 class Life:
@@ -74,36 +34,37 @@ class Life:
 
     Args:
         config: of the soak's pipeline.
+        plan: how this life goes.
         rng: of this life.
         log: its events so far are forgotten.
         wait: waits so many seconds, and returns True at once if the user has asked to stop.
     """
 
-    def __init__(self, config: PipelineConfig, rng: random.Random, log: Log, wait: Callable[[float], bool]) -> None:
-        self.counts: Counter[str] = Counter()
-        self.notes: list[str] = []
-        self.plan = _make_plan(rng)
+    def __init__(
+        self, config: PipelineConfig, plan: Plan, rng: random.Random, log: Log, wait: Callable[[float], bool]
+    ) -> None:
+        self.account = Account()
+        self._plan = plan
         self._config, self._rng, self._log, self._wait = config, rng, log, wait
-        self._victim: int | None = None
-        self._killer: threading.Timer | None = None
-        self._seen_reports = len(log.reports)
+        self._struck: set[int] = set()
+        """Who may be the one that dies: several, if a poisoned request goes to one of a group."""
+        self._striker: threading.Timer | None = None
 
     def run(self) -> None:
-        """Start, load, kill, and see that all is as promised."""
-        self._log.died.clear()
-        self._log.on_spawn = self._aim if self.plan.starting else None
+        """Start, load, strike, and see that all is as promised."""
+        self._log.forget()
+        self._log.on_spawn = self._aim if self._plan.moment == "starting" or self._plan.hits_newcomer else None
         pipeline = Pipeline(self._config)
         try:
             pipeline.start()
         except StartupError as error:
-            if not self.plan.starting:
-                self.notes.append(f"did not start: {error}")
+            if self._plan.moment != "starting":
+                self._note(f"did not start: {error}")
         else:
             self._load(pipeline)
         finally:
             self._log.on_spawn = None
-            if self._killer is not None:
-                self._killer.join()
+            self._join_striker()
         self._check_reports()
 
     def _load(self, pipeline: Pipeline) -> None:
@@ -113,69 +74,128 @@ class Life:
             for number in range(CLIENTS)
         ]
         try:
-            self._end(pipeline)
+            self._live(pipeline)
         finally:
             pipeline.close()
             for client in clients:
                 client.ended()
-                self.counts += client.counts
-                self.notes += client.notes
+                self.account += client.account
+        self._check_cost(pipeline)
 
-    def _end(self, pipeline: Pipeline) -> None:
-        plan = self.plan
-        if not plan.starting:
-            if self._wait(plan.delay_s) or plan.action is None:
-                return
-            self._kill(pipeline, plan.action)
-        if self._log.died.wait(ANSWER_S) and pipeline.died is None:
-            self.notes.append("a report was logged, but pipeline.died is None")
+    def _live(self, pipeline: Pipeline) -> None:
+        plan, call = self._plan, None
+        if plan.moment != "starting" and self._wait(plan.delay_s):
+            return
+        if plan.moment == "scaling":
+            call = ScaleCall(pipeline, plan.scale_to)
+            if not plan.hits_newcomer:  # that one is struck so long after it was spawned
+                self._wait(plan.scaling_s)
+        if plan.action is None:
+            pipeline.close()
+        elif plan.moment != "starting" and not plan.hits_newcomer:
+            self._strike(pipeline, plan.action)
+        if call is not None:
+            check_call(call, self._struck, self.account)
+        self._join_striker()
+        if plan.action is not None and (not self._struck or self._await_end()) and self._goes_on(pipeline):
+            for replicas in plan.then:
+                if not self._wait(0):
+                    scale_at_ease(pipeline, replicas, self.account, self._wait)
 
-    def _kill(self, pipeline: Pipeline, action: str) -> None:
-        pid = next(stage.pid for stage in pipeline.stages if stage.name == self.plan.stage)
+    def _strike(self, pipeline: Pipeline, action: str) -> None:
+        victim = self._plan.victim
+        pids = {info.replica: info.pid for info in pipeline.processes if info.name == victim.stage}
         if action in SIGNALS:
-            self._signal(pid, SIGNALS[action])
+            # Who has left already cannot be struck any more.
+            if victim.replica in pids:
+                self._signal(pids[victim.replica], SIGNALS[action])
             return
         with suppress(StageDiedError):  # then somebody else has killed it, and there is a report too many
-            poison = send(pipeline, {"trail": [], "pieces": 1, REQUESTS[action]: self.plan.stage}, self.counts)
-            self._victim = pid
-            self.counts["deaths"] += 1
-            settle(poison, self.counts, self.notes)
+            poison = send(pipeline, {"trail": [], "pieces": 1, REQUESTS[action]: victim.stage}, self.account)
+            self.account.counts["deaths"] += 1
+            settle(poison, self.account)
+            # Now, since a newcomer may have been given it.
+            self._struck = {*pids.values(), *(info.pid for info in pipeline.stages if info.name == victim.stage)}
 
     def _aim(self, event: dict[str, Any]) -> None:
-        """Kill a stage that has just been spawned, in a moment."""
-        if event["stage"] == self.plan.stage and self.plan.action is not None:
-            args = (event["pid"], SIGNALS[self.plan.action])
-            self._killer = threading.Timer(self.plan.delay_s, self._signal, args)
-            self._killer.start()
+        """Strike a process that has just been spawned, in a moment."""
+        plan = self._plan
+        if (event["stage"], event.get("replica")) == plan.victim and plan.action is not None:
+            delay_s = plan.delay_s if plan.moment == "starting" else plan.scaling_s
+            self._striker = threading.Timer(delay_s, self._signal, (event["pid"], SIGNALS[plan.action]))
+            self._striker.start()
+
+    def _join_striker(self) -> None:
+        if self._striker is not None:
+            self._striker.join()
 
     def _signal(self, pid: int, signum: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
+        self._struck.add(pid)
+        try:
             os.kill(pid, signum)
-            self._victim = pid
-            self.counts["deaths"] += 1
+        except ProcessLookupError:
+            self._struck.discard(pid)
+        else:
+            # One that leaves may have been asked to end before: then there is no death.
+            self.account.counts["deaths"] += not self._plan.hits_leaving
+
+    def _await_end(self) -> bool:
+        """Wait until the victim has died, or has left if it was about to; False if neither has come."""
+        log = self._log
+        if log.wait(lambda: bool(log.reports or (self._plan.hits_leaving and self._struck & log.left)), ANSWER_S):
+            self.account.counts["deaths"] += self._plan.hits_leaving and len(log.reports)
+            return True
+        if self._plan.hits_leaving:
+            self._note("the victim was about to leave, and has neither left nor died")
+        return False
+
+    def _goes_on(self, pipeline: Pipeline) -> bool:
+        """True if the pipeline has survived; see that it has done so if it had to."""
+        survived, plan = pipeline.died is None, self._plan
+        newcomer = bool(self._struck - self._log.joined) and plan.hits_newcomer
+        if newcomer or not self._log.reports:
+            right = survived
+        elif not plan.hits_replica or plan.on_death == "stop":
+            right = not survived
+        else:
+            # The last one that takes requests cannot be done without.
+            right = survived or (plan.moment == "scaling" and plan.scale_to == 1 and not plan.hits_leaving)
+        if not right:
+            self._note(f"the pipeline {'goes on' if survived else 'has ended'}, and must not")
+        self.account.counts["survived"] += survived and bool(self._log.reports)
+        return survived
 
     def _check_reports(self) -> None:
-        """There is one report for a death, of the process that was killed, with its end and its cause."""
-        reports = self._log.reports[self._seen_reports :]
-        self.counts["reports"] += len(reports)
+        """There is one report for a death, of the process that was struck, with its end and its cause."""
+        reports, plan, counts = self._log.reports, self._plan, self.account.counts
+        counts["reports"] += len(reports)
         for report in reports:
-            cause, exit_code = ENDS.get(self.plan.action or "", (None, None))
-            right = report["pid"] == self._victim
-            # What a SIGTERM makes of a stage that is only just starting is another matter.
-            if not self.plan.starting or self.plan.action != "SIGTERM":
+            cause, exit_code = ENDS.get(plan.action or "", (None, None))
+            right = report["pid"] in self._struck and report["role"] == self._role
+            # What a SIGTERM makes of a process that is only just starting is another matter.
+            if plan.action != "SIGTERM" or not (plan.moment == "starting" or plan.hits_newcomer):
                 right = right and (report["cause"], report.get("exit_code")) == (cause, exit_code)
             if not right:
-                self.counts["wrong reports"] += 1
-                self.notes.append(f"victim {self._victim}, but the report says {report}")
-        if len(reports) != self.counts["deaths"]:
-            self.notes.append(f"{self.counts['deaths']} deaths, but {len(reports)} reports")
+                counts["wrong reports"] += 1
+                self._note(f"victims {self._struck}, but the report says {report}")
+        if len(reports) != counts["deaths"]:
+            self._note(f"{counts['deaths']} deaths, but {len(reports)} reports")
 
+    def _check_cost(self, pipeline: Pipeline) -> None:
+        """Each report names just those requests that have failed because of its death."""
+        for report in pipeline.deaths:
+            if sorted(report.requests_lost) != sorted(self.account.cost.get(report.pid, [])):
+                self.account.counts["wrong reports"] += 1
+                self._note(f"{report.summary()}: it names {report.requests_lost}, not {self.account.cost}")
+        if pipeline.in_flight:
+            self._note(f"{pipeline.in_flight} requests are still under way")
+        strangers = self.account.cost.keys() - {report.pid for report in pipeline.deaths}
+        if strangers:
+            self._note(f"requests failed by the deaths of {strangers}, which have no reports")
 
-def _make_plan(rng: random.Random) -> Plan:
-    stage = rng.choice(STAGES)
-    kind = rng.random()
-    if kind < 0.1:
-        return Plan(None, stage, starting=False, delay_s=rng.random() * LONGEST_S)
-    if kind < 0.3:
-        return Plan(rng.choice(sorted(SIGNALS)), stage, starting=True, delay_s=rng.random() * STARTING_S)
-    return Plan(rng.choice(sorted(ENDS)), stage, starting=False, delay_s=rng.random() * LONGEST_S)
+    @property
+    def _role(self) -> str:
+        return "coordinator" if self._plan.victim == (GROUP, None) else "stage"
+
+    def _note(self, note: str) -> None:
+        self.account.notes.append(note)

@@ -38,7 +38,7 @@ def table_of(output: str) -> dict[str, int]:
 
 
 def test_soak_for_a_moment() -> None:
-    """Some pipelines are loaded and killed; nothing is lost or left, each death has a report, and the status is 0."""
+    """Some pipelines are loaded, scaled and killed; nothing is lost or left, each death has a report, and the status is 0."""
     with soaking("--seconds", "2.5", "--seed", "7") as process:
         output, told = process.communicate(timeout=HANG_S + 30)
     assert process.returncode == 0, told + output
@@ -48,6 +48,8 @@ def test_soak_for_a_moment() -> None:
     assert table["requests lost"] == 0
     assert table["deaths made"] > 0
     assert table["deaths made"] == table["reports"]
+    assert table["deaths that a stage has survived"] > 0
+    assert table["scale calls"] > 0
     leaks = {what: figure for what, figure in table.items() if what.startswith("leaks: ")}
     assert len(leaks) == 5
     assert set(leaks.values()) == {0}
