@@ -119,7 +119,9 @@ class Client:
             counts["calls unanswered"] += 1
             self.account.notes.append(str(exc))
         else:
-            counts["wrong answers"] += answer != [number]
+            if answer != [number]:
+                counts["wrong answers"] += 1
+                self.account.notes.append(f"the utility of {info} answered {number} with {answer!r}")
 
 
 def send(pipeline: Pipeline, data: dict[str, Any], account: Account) -> Sent:

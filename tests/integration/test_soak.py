@@ -38,7 +38,7 @@ def table_of(output: str) -> dict[str, int]:
 
 
 def test_soak_for_a_moment() -> None:
-    """Some pipelines are loaded, scaled and killed; nothing is lost or left, each death has a report, and the status is 0."""
+    """Some pipelines are loaded, scaled and killed; nothing is lost or left, each death has its report."""
     with soaking("--seconds", "2.5", "--seed", "7") as process:
         output, told = process.communicate(timeout=HANG_S + 30)
     assert process.returncode == 0, told + output
