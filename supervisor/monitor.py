@@ -67,6 +67,7 @@ class Monitor:
         self._changes: deque[Callable[[], None]] = deque()
         self._accused: dict[StageProc, str] = {}
         self._leaving: dict[int, Callable[[], None]] = {}
+        self._deadlines: dict[StageProc, float] = {}
         self._ends: dict[int, StageProc] = {proc.pidfd: proc for proc in procs}
         self._ends |= {proc.process.sentinel: proc for proc in procs}
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -112,6 +113,13 @@ class Monitor:
         self._accused[proc] = finding
         self.notice(proc)
 
+    def let_end(self, proc: StageProc, deadline: float) -> None:
+        """Take a process for dying no more until it has ended, or the deadline has come; for the thread that polls."""
+        self.dying = [other for other in self.dying if other is not proc]
+        self._deadlines[proc] = deadline
+        if self._hang_watch is not None:
+            self._hang_watch.forget(proc)
+
     def wake(self) -> None:
         """Make the thread that polls return from `poll`; safe to call from any thread."""
         os.eventfd_write(self._wake_fd, 1)
@@ -120,6 +128,9 @@ class Monitor:
         """Wait for something, read it, and return; True if a process is dying."""
         if self._hang_watch is not None:
             timeout_s = self._hang_watch.limit(timeout_s)
+        if self._deadlines:
+            left_s = max(0.0, min(self._deadlines.values()) - time.monotonic())
+            timeout_s = left_s if timeout_s is None else min(left_s, timeout_s)
         others = []
         # Messages come first: what a process said is read before its death is seen, and before it is forgotten.
         for item, _ in self._wait(timeout_s):
@@ -132,6 +143,9 @@ class Monitor:
             self._sense(item)
         if self._hang_watch is not None:
             for proc in self._hang_watch.stuck():
+                self.notice(proc)
+        for proc, deadline in list(self._deadlines.items()):
+            if time.monotonic() >= deadline:
                 self.notice(proc)
         return bool(self.dying)
 
@@ -200,6 +214,7 @@ class Monitor:
             self._poller.unregister(fd)
         self.dying = [other for other in self.dying if other is not proc]
         self._accused.pop(proc, None)
+        self._deadlines.pop(proc, None)
         if self._hang_watch is not None:
             self._hang_watch.forget(proc)
         inlet.close()
@@ -224,5 +239,6 @@ class Monitor:
 
     def notice(self, proc: StageProc) -> None:
         """Take a process for dying; for the thread that polls."""
+        self._deadlines.pop(proc, None)
         if proc not in self.dying:
             self.dying.append(proc)

@@ -208,7 +208,7 @@ class Switchboard:
         """True if a process is a replica that takes new requests."""
         return self._ledger.has_seat(proc.stage, proc.label.encode())
 
-    def retire(self, proc: StageProc, on_empty: Callable[[], None]) -> bool:
+    def retire(self, proc: StageProc, on_empty: Callable[[], None] | None = None) -> bool:
         """Let a replica take no more requests, and call `on_empty` when it has none; False if it has taken none before.
 
         `on_empty` is called under the lock.
@@ -219,7 +219,7 @@ class Switchboard:
                 return False
             seat.on_empty = on_empty
             self.outbox.flush()
-            if not seat.in_flight:
+            if on_empty is not None and not seat.in_flight:
                 on_empty()
             return True
 

@@ -45,6 +45,7 @@ class Undertaker:
         self._membership = membership
         self._heard: list[StageProc] = []
         self._parted: list[StageProc] = []
+        self._lingering: list[StageProc] = []
 
     def bury(self) -> bool:
         """Report each death, the first one as the cause of the others; then stop what is left.
@@ -53,15 +54,16 @@ class Undertaker:
         """
         deadline = time.monotonic() + self._manager.config.shutdown_timeout_s
         excused = self._excuse()
-        dying = [proc for proc in self._monitor.dying if proc not in excused]
+        dying = [proc for proc in self._monitor.dying if proc not in excused and not proc.asked_to_stop]
         if not dying:
             # Whoever has asked is about to close; nobody waits for it.
             self._switchboard.close("the pipeline was asked to stop")
             return True
         if not excused and self._membership.can_do_without(dying):
             for lost in dying:
-                self._part_with(lost, deadline)
+                self._let_end_or_part_with(lost, deadline)
             return False
+        self._part_with_lingering(deadline)
         first = _first_of(dying, [proc for proc in self._manager.procs if proc not in self._parted])
         evidence = self._examine(first, deadline)
         self._hear_out_all()
@@ -76,8 +78,26 @@ class Undertaker:
 
     def bury_rest(self) -> None:
         """Report, at the close, the deaths that nobody has been told of yet; others may come while one is examined."""
+        self._part_with_lingering(time.monotonic() + self._manager.config.shutdown_timeout_s)
         while self._switchboard.died is None and self._monitor.poll(0) and not self.bury():
             pass
+
+    def _let_end_or_part_with(self, proc: StageProc, deadline: float) -> None:
+        """Go on without a replica; with its report, if it has ended."""
+        if proc in self._lingering or self._monitor.finding(proc) is not None or proc.wait_end(0):
+            self._part_with(proc, deadline)
+        else:
+            # Its engine may take its time to shut down, and the others are not to wait for that.
+            self._lingering.append(proc)
+            self._switchboard.retire(proc)
+            self._monitor.let_end(proc, deadline)
+
+    def _part_with_lingering(self, deadline: float) -> None:
+        """Report those that are still about to end: what comes now is no work of theirs."""
+        if self._lingering:
+            self._manager.ask_to_end([*self._monitor.dying, *self._lingering], deadline)
+        for proc in list(self._lingering):
+            self._part_with(proc, deadline)
 
     def _part_with(self, proc: StageProc, deadline: float) -> None:
         """Report the death of a replica, and go on without it."""
@@ -90,6 +110,7 @@ class Undertaker:
         report = self._switchboard.lose_replica(proc, partial(self._reporter.build, evidence, collateral_of=None))
         self._monitor.forget(proc)
         self._parted.append(proc)
+        self._lingering = [other for other in self._lingering if other is not proc]
         self._manager.part_with(proc)
         self._reporter.publish(report)
         self._membership.lost(proc, report)

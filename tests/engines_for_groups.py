@@ -63,15 +63,34 @@ class FailsFrom(WhoAmI):
 
 
 class HangsAtTheEnd(WhoAmI):
-    """As `WhoAmI`, but the replica `which` never comes to its end."""
+    """As `WhoAmI`, but the replica `which` ends only when it can read from `trigger`, or never.
 
-    def __init__(self, which: int) -> None:
+    `utility("fail", ())` makes its next step raise.
+    """
+
+    def __init__(self, which: int, trigger: str | None = None) -> None:
         super().__init__()
         self.hangs = int(os.environ[REPLICA]) == which
+        self.trigger = trigger
+        self.fails = False
+
+    def step(self) -> Iterable[Any]:
+        if self.fails:
+            raise ValueError("a step too far")
+        return super().step()
+
+    def utility(self, name: str, args: tuple[Any, ...]) -> Any:
+        if name == "fail":
+            self.fails, self.free = True, False
+            return None
+        return super().utility(name, args)
 
     def shutdown(self) -> None:
-        if self.hangs:
+        if self.hangs and self.trigger is None:
             threading.Event().wait()
+        if self.hangs and self.trigger is not None:
+            with open(self.trigger, "rb", buffering=0) as file:  # noqa: PTH123
+                file.read(1)
 
 
 class DeafReplica(SlowReplica):

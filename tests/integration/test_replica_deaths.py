@@ -6,10 +6,11 @@ import os
 import signal
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import HANG_S, Events, data_of, ended, fault, in_thread, pipeline_config, stage, until
+from harness import HANG_S, Announcements, Events, data_of, ended, fault, in_thread, pipeline_config, stage, until
 from scripts import Script, assert_gone, run_directory_stays
 from traffic import Traffic
 
@@ -17,6 +18,8 @@ from supervisor import Pipeline, RequestFailedError, StageDiedError, StartupErro
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from supervisor.handle import Handle
 
 
 def who(count: int = 2, **keys: Any) -> dict[str, Any]:
@@ -96,6 +99,63 @@ def test_last_one_dies_while_another_leaves() -> None:
         assert [type(error) for error in errors] == [StageDiedError]
         with pytest.raises(StageDiedError):
             pipeline.submit(1)
+
+
+def fail(pipeline: Pipeline) -> Handle:
+    """Let replica 1 fail, and wait until that is known; returns a request that it has."""
+    pipeline.utility("who", "fail", (), replica=1, timeout_s=HANG_S)
+    handles = [pipeline.submit(number) for number in range(2)]
+    assert data_of(handles[0].result(HANG_S)) == [[0, 0]]
+    pipeline.utility("who", "open", (1,), replica=1, timeout_s=HANG_S)
+    wait_retired(pipeline, 1)
+    return handles[1]
+
+
+def test_failed_replica_that_takes_long_to_end(events: Events, announcements: Announcements) -> None:
+    """While its engine shuts down the others go on; its report comes when it has ended."""
+    trigger = f"{announcements.path}.trigger"
+    os.mkfifo(trigger)
+    args = {"which": 1, "trigger": trigger}
+    config = pipeline_config(
+        stage("who", "engines_for_groups:HangsAtTheEnd", args=args, replicas=2, on_death="degrade"),
+        shutdown_timeout_s=HANG_S,
+    )
+    with Pipeline(config) as pipeline:
+        lost = fail(pipeline)
+        assert [data_of(pipeline.submit(number).result(HANG_S))[0][0] for number in range(20)] == [0] * 20
+        assert (pipeline.deaths, lost.outcome) == ((), None)
+        with Path(trigger).open("r+b", buffering=0) as file:
+            file.write(b"1")
+            events.wait("replica_left")
+        with pytest.raises(RequestFailedError, match="a step too far"):
+            lost.result(HANG_S)
+        (report,) = pipeline.deaths
+        assert (report.cause, report.exit_code, report.requests_lost) == ("fatal", 1, [lost.id])
+    Path(trigger).unlink()
+
+
+@pytest.mark.parametrize("ending", ["deadline", "close", "death"])
+def test_failed_replica_that_never_ends(events: Events, ending: str) -> None:
+    """It is killed after `shutdown_timeout_s`, and reported as what it is, also if the pipeline ends meanwhile."""
+    args = {"which": 1}
+    config = pipeline_config(
+        stage("who", "engines_for_groups:HangsAtTheEnd", args=args, replicas=2, on_death="degrade"),
+        shutdown_timeout_s=0.5,
+    )
+    with Pipeline(config) as pipeline:
+        lost = fail(pipeline)
+        if ending == "deadline":
+            events.wait("replica_left")
+            assert data_of(pipeline.submit(1).result(HANG_S)) == [[0, 1]]
+        if ending == "death":
+            os.kill(pid_of_replica(pipeline, 0), signal.SIGKILL)
+            until(lambda: pipeline.died, "the last one's death ends it")
+    assert lost.outcome == ("aborted" if ending == "close" else "failed")
+    reports = {report.replica: report for report in pipeline.deaths}
+    assert (reports[1].cause, reports[1].exit_code) == ("fatal", -9)
+    assert reports[1].requests_lost == ([] if ending == "close" else [lost.id])
+    assert {report.collateral_of for report in pipeline.deaths} == {None}
+    assert set(reports) == ({0, 1} if ending == "death" else {1})
 
 
 def test_newcomer_is_watched(events: Events) -> None:

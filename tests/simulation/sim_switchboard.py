@@ -181,6 +181,12 @@ class WatchedSwitchboard(Switchboard):
         self._expect_lost(report, lost)
         return report
 
+    def retire(self, proc: Any, on_empty: Callable[[], None] | None = None) -> bool:
+        self._passed.lost.add(proc.label)
+        retired = super().retire(proc, on_empty)
+        self._expect_seated()
+        return retired
+
     def lose_replica(self, proc: Any, report_for: Callable[[list[str]], StageDeathReport]) -> StageDeathReport:
         world, label = self._watch.world, proc.label
         world.expect(not proc.is_alive, f"{label} is given up, and lives")
