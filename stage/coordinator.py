@@ -18,8 +18,7 @@ import zmq
 
 from stage.boot import CLOSE_S, run_process
 from stage.group import Group
-from stage.group_link import SUBSCRIBE
-from stage.group_protocol import group_encoder, members_decoder, to_coordinator_decoder
+from stage.group_protocol import SUBSCRIBE, group_encoder, members_decoder, to_coordinator_decoder
 from stage.handshake import handshake
 from stage.protocol import Hello, group_init_decoder, header_encoder
 from stage.sockets import milliseconds, open_socket, readable, receive_frames

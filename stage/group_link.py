@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from stage.group_protocol import GroupReady, group_encoder, to_replicas_decoder
-from stage.replica import TELL_AFTER_S, LoadMeter
+from stage.group_protocol import SUBSCRIBE, GroupReady, group_encoder, to_replicas_decoder
+from stage.replica import LoadMeter
 from stage.sockets import open_socket, receive_frames
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from stage.protocol import GroupAddresses
     from stage.sockets import Context, Socket
 
-SUBSCRIBE = b"\x01"
+TELL_AFTER_S = 0.02
+"""How long after a change the load is told, with all that changes meanwhile."""
 
 
 class GroupLink:

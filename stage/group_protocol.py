@@ -10,6 +10,9 @@ from typing import ClassVar
 
 import msgspec
 
+SUBSCRIBE = b"\x01"
+"""What an XSUB sends, as zmq wants it, to subscribe to all that is published."""
+
 
 class Load(msgspec.Struct, array_like=True, tag="load"):
     """A replica's requests: how many wait to be added to its engine, and how many its engine has."""

@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from stage.waves import WaveEngine
 
 
-TELL_AFTER_S = 0.02
-"""How long after a change the load is told, with all that changes meanwhile."""
-
-
 class LoadMeter:
     """How many requests wait for the engine, and how many it has; each count belongs to one thread.
 
