@@ -120,6 +120,24 @@ def _scalar(kind: type | tuple[type, ...], accepts: Callable[[Any], object], wan
     return check
 
 
+def _one_of(*words: str) -> Check:
+    *most, last = (repr(word) for word in words)
+    return _scalar(str, lambda text: text in words, f"{', '.join(most)} or {last}")
+
+
+def _unless_none(check: Check) -> Check:
+    def check_it(path: str, value: Any) -> Iterator[str]:
+        if value is not None:
+            yield from check(path, value)
+
+    return check_it
+
+
+def _truth(path: str, value: Any) -> Iterator[str]:
+    if not isinstance(value, bool):
+        yield _wrong(path, value, "true or false")
+
+
 def _is_import_path(text: str) -> bool:
     module, colon, name = text.partition(":")
     return bool(colon) and all(part.isidentifier() for part in (*module.split("."), name))
@@ -147,20 +165,9 @@ _file_path = _scalar(str, lambda text: text and _is_valid_text(text), "the path 
 _pipeline_name = _scalar(str, lambda text: text and text.isprintable(), "printable text")
 _stage_name = _scalar(str, _STAGE_NAME.fullmatch, _NAME)
 _engine = _scalar(str, _is_import_path, f"{_ENGINE}, such as 'stage.engines.countdown:Countdown'")
-_take = _scalar(str, lambda text: text in ("each", "final"), "'each' or 'final'")
-_on_death = _scalar(str, lambda text: text in ("stop", "degrade"), "'stop' or 'degrade'")
-_balance = _scalar(
-    str,
-    lambda text: text in ("least_loaded", "round_robin", "sticky"),
-    "'least_loaded', 'round_robin' or 'sticky'",
-)
-
-
-def _truth(path: str, value: Any) -> Iterator[str]:
-    if not isinstance(value, bool):
-        yield _wrong(path, value, "true or false")
-
-
+_take = _one_of("each", "final")
+_on_death = _one_of("stop", "degrade")
+_balance = _one_of("least_loaded", "round_robin", "sticky")
 _whole = _scalar(int, lambda number: number >= 1, "a whole number of at least 1")
 # NaN fails every comparison, so it is refused here as well.
 _seconds = _scalar(
@@ -168,14 +175,6 @@ _seconds = _scalar(
     lambda number: 0 < number <= MAX_TIME_S,
     f"a number of seconds above 0 and up to {MAX_TIME_S}",
 )
-
-
-def _unless_none(check: Check) -> Check:
-    def check_it(path: str, value: Any) -> Iterator[str]:
-        if value is not None:
-            yield from check(path, value)
-
-    return check_it
 
 
 def _stages(path: str, value: Any) -> Iterator[str]:

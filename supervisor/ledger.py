@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
+from stage.names import label_of
 from supervisor.seats import Seat, Seats
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _reachable(nodes: list[StageNode]) -> list[StageNode]:
 
 
 def _seats(stage: StageConfig) -> Seats:
-    seats = [Seat(replica, f"{stage.name}/{replica}".encode()) for replica in range(stage.replicas)]
+    seats = [Seat(replica, label_of(stage.name, replica).encode()) for replica in range(stage.replicas)]
     return Seats(seats, stage.balance, stage.max_in_flight)
 
 

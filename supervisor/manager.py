@@ -78,7 +78,7 @@ class StageProcManager:
         )
 
     def start(self) -> None:
-        """Spawn every stage.
+        """Spawn every replica of every stage, and a coordinator for each stage that has several.
 
         Raises:
             SpawnError: one could not be started; those before it have been taken down.
@@ -202,7 +202,7 @@ class StageProcManager:
             self.procs.append(proc)
         for guardian in self._guardians:
             guardian.tell(pid)
-        log.info("coordinator_spawned" if replica is None else "stage_spawned", stage=stage, replica=replica, pid=pid)
+        log.info(f"{proc.role}_spawned", stage=stage, replica=replica, pid=pid)
         return proc
 
 

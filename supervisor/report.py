@@ -218,11 +218,12 @@ def build_report(evidence: Evidence, requests_lost: list[str], collateral_of: st
         log_tail=evidence.log_tail,
         log_path=evidence.log_path,
         collateral_of=collateral_of,
-        role=_role_of(evidence.replica),
+        role=role_of(evidence.replica),
     )
 
 
-def _role_of(replica: int | None) -> Role:
+def role_of(replica: int | None) -> Role:
+    """What a process of a stage is: the coordinator is the one without a number."""
     return "coordinator" if replica is None else "stage"
 
 
@@ -255,7 +256,7 @@ def spawn_failure(stage: str, replica: int | None, exc: OSError) -> StageDeathRe
         log_tail=[],
         log_path=None,
         collateral_of=None,
-        role=_role_of(replica),
+        role=role_of(replica),
     )
 
 

@@ -1,4 +1,4 @@
-"""One stage process: the supervisor's record of it, and how its end is told and confirmed.
+"""One stage process, or coordinator: the supervisor's record of it, and how its end is told and confirmed.
 
 The pidfd is the truth: it wakes when the process is gone, also while a grandchild holds the sentinel's pipe open, and
 a signal sent through it never meets a foreign process.
@@ -23,6 +23,7 @@ from stage.names import label_of
 from stage.sockets import milliseconds
 from supervisor.lifecycle import Event, State, advance
 from supervisor.oom import OomCounter
+from supervisor.report import role_of
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -35,7 +36,7 @@ _UNKNOWN_STATUS = 255
 
 @dataclass(eq=False)
 class StageProc:
-    """A stage process that was started.
+    """A process of a stage that was started.
 
     Args:
         stage: the stage's name.
@@ -86,7 +87,7 @@ class StageProc:
     @property
     def role(self) -> Role:
         """`stage` or `coordinator`."""
-        return "coordinator" if self.replica is None else "stage"
+        return role_of(self.replica)
 
     @property
     def has_ended(self) -> bool:

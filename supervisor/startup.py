@@ -1,4 +1,4 @@
-"""The supervisor's side of the handshake: from spawn to READY of every stage, under one deadline.
+"""The start of a pipeline: from the spawn of every process to its READY, under one deadline.
 
 One Poller over the handshake socket, the input ROUTER, and a sentinel and a pidfd for each process. Messages are read
 before an EOF is believed: a stage's last word may be readable only after its death is.
@@ -19,7 +19,6 @@ from supervisor.errors import StartupError, StopRequestedError
 from supervisor.lifecycle import State
 from supervisor.log import log
 from supervisor.monitor import DRAIN_S
-from supervisor.report import build_report
 from supervisor.teardown import ECHO_S, SETTLE_S, is_excused
 
 if TYPE_CHECKING:
@@ -168,12 +167,12 @@ class _Startup:
 
     def _fail(self, first: StageProc, evidence: Evidence) -> NoReturn:
         """Report the first failure, and what has died besides; `launch` takes the others down."""
-        report = build_report(evidence, [], None)
+        report = self._reporter.build(evidence, [], None)
         self._reporter.publish(report)
         for proc in self._procs.values():
             # Who else has died by now was not asked to either.
             if proc is not first and not proc.asked_to_stop and has_failed(proc):
-                self._reporter.publish(build_report(self._examine(proc, None), [], first.label))
+                self._reporter.publish(self._reporter.build(self._examine(proc, None), [], first.label))
         raise StartupError(report)
 
     def _examine(self, proc: StageProc, said: str | None) -> Evidence:
