@@ -1,4 +1,4 @@
-"""The stage's side of the handshake: HELLO → INIT → READY, or FATAL, on a DEALER."""
+"""The side of a stage process, or of a coordinator, of the handshake: HELLO → INIT → READY, or FATAL, on a DEALER."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def handshake(
         address: the supervisor's handshake endpoint.
         hello: who we are.
         box: gets the phase and the error; what it recorded first is what FATAL says.
-        decoder: for the answer.
+        decoder: for the answer: `Init` for a stage process, `GroupInit` for a coordinator.
 
     Raises:
-        msgspec.DecodeError: the answer is no INIT; nothing of it has been applied.
+        msgspec.DecodeError: the answer is none for us; nothing of it has been applied.
     """
     identity = label_of(hello.stage, hello.replica).encode()
     with open_socket(context, zmq.DEALER, connect=address, identity=identity) as socket:
@@ -60,7 +60,7 @@ def handshake(
 
 
 class BootStopped(SystemExit):
-    """A signal asked the stage to stop before it was ready: an end that needs no report."""
+    """A signal asked the process to stop before it was ready: an end that needs no report."""
 
 
 def _send(socket: Socket, message: Handshake) -> None:

@@ -1,4 +1,4 @@
-"""The two IO threads of a stage process: each owns its socket, and nobody else touches it.
+"""The two IO threads of a stage process: each owns its sockets, and nobody else touches them.
 
 Both end by themselves: the input thread when the zmq context shuts down, the output thread after the busy loop's last
 word. Any other end is an error of the stage, told through `on_death`.
@@ -48,6 +48,7 @@ MAX_BATCH = 256
 """Outputs in one frame at most, so that the first of a burst does not wait for all the others to be encoded."""
 
 READY_STEP_S = 0.5
+"""How often a start that waits for a thread sees whether it is alive, and tells what it waits for."""
 
 _log = logging.getLogger(__name__)
 _LAST_WORDS = ("shutdown", "fatal")
@@ -124,7 +125,11 @@ def run_input(
     link: GroupLink | None,
     ready: threading.Event,
 ) -> None:
-    """Decode what the supervisor sends into `input_queue`, until the context shuts down."""
+    """Decode what the supervisor sends into `input_queue`, until the context shuts down.
+
+    With a `link`, which a stage of one replica has not, hear the coordinator too; `ready` is then set when every
+    replica listens.
+    """
     with ExitStack() as opened:
         socket = opened.enter_context(open_socket(context, zmq.DEALER, connect=address, identity=identity))
         # A ROUTER cannot address a peer that has not spoken on this very socket.
@@ -198,7 +203,8 @@ def run_output(
 ) -> None:
     """Send what the busy loop emits, all that is at hand in one message, up to its last word.
 
-    `before_fatal` is called before a `fatal` leaves: who reads it may look into the black box at once.
+    `before_fatal` is called before a `fatal` leaves: who reads it may look into the black box at once. What is for the
+    coordinator leaves by `link`.
     """
     socket = open_socket(context, zmq.PUSH, connect=address)
     teller = None if link is None else link.open_teller(context)

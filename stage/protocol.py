@@ -1,4 +1,4 @@
-"""The messages between the supervisor and a stage: every type that a header frame may hold.
+"""The messages between the supervisor and a stage process or a coordinator: every type that a header frame may hold.
 
 A data message is one header frame, a msgpack list of the structs below, followed by the frames of their payloads in
 order; each struct says in `frames` how many are its own. Nothing on a wire is pickled. `body` is a payload that stays

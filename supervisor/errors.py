@@ -12,7 +12,7 @@ class StageDiedError(Exception):
     """A stage has died and the pipeline with it.
 
     Attributes:
-        report: the first death, which caused the others.
+        report: the death that ended the pipeline, the cause of those that followed.
     """
 
     def __init__(self, report: StageDeathReport) -> None:
@@ -21,7 +21,7 @@ class StageDiedError(Exception):
 
 
 class StartupError(Exception):
-    """A stage did not become ready; its siblings have been taken down.
+    """A stage did not become ready; its siblings have been taken down, unless it was to join a stage that runs.
 
     Attributes:
         report: what is known of it, with the stage's own traceback.
@@ -55,7 +55,7 @@ class RequestAbortedError(Exception):
 
 
 class UtilityError(Exception):
-    """A utility call was answered by an exception, or its stage has died."""
+    """A utility call was answered by an exception, or its process has died, left its stage, or not joined it yet."""
 
 
 class StopRequestedError(Exception):

@@ -204,6 +204,7 @@ class Pipeline:
 
         Raises:
             StartupError: a new replica failed, died, or was not ready within `startup_timeout_s`; the others go on.
+                `SpawnError`, one of it, if its process could not be started.
             ValueError: there is no such stage, it began with one replica and so has no coordinator, its replicas step
                 together, or the number is no whole number of at least 1.
             StageDiedError: a stage has died.

@@ -65,10 +65,15 @@ class Scaling:
         self._one_at_a_time = threading.Lock()
 
     def scale(self, stage: StageConfig, replicas: int) -> None:
-        """Let a stage have so many replicas.
+        """Let a stage have so many replicas, and return when it has, or when nothing is accepted any more.
+
+        Args:
+            stage: one that has a coordinator, and no lockstep.
+            replicas: at least 1.
 
         Raises:
-            StartupError: a new one did not become ready.
+            StartupError: a new one did not become ready, the others go on; `SpawnError`, one of it, if its process
+                could not be started.
             RuntimeError: the pipeline is closed.
         """
         with self._one_at_a_time:

@@ -1,7 +1,7 @@
 """The supervisor's sockets: who binds what, and the context they belong to.
 
-Each socket has one user at a time: the handshake socket is the start-up's, the ROUTER the start-up's and then the
-outbox's, the PULLs the monitor's.
+Each socket has one user at a time: the handshake socket and the ROUTER are the start-up's, and then the monitor's and
+the outbox's; the PULLs are the monitor's.
 """
 
 from __future__ import annotations
