@@ -144,6 +144,10 @@ class HangWatch:
         """What is wrong with a process, or None."""
         return next((watch.finding for watch in self.watches if watch.proc is proc), None)
 
+    def add(self, watch: StageWatch) -> None:
+        """Watch one more stage process."""
+        self.watches.append(watch)
+
     def forget(self, proc: StageProc) -> None:
         """Watch a process no more."""
         for watch in [watch for watch in self.watches if watch.proc is proc]:

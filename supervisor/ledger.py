@@ -7,37 +7,19 @@ unique for the ledger's life, so a message about anything that has ended finds n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
-from stage.names import label_of
-from supervisor.seats import Seat, Seats
+from supervisor.stage_graph import reachable
 
 if TYPE_CHECKING:
     from stage.codec import Payload
-    from supervisor.config import PipelineConfig, StageConfig
     from supervisor.report import StageDeathReport
+    from supervisor.seats import Seat, Seats
+    from supervisor.stage_graph import StageNode
 
 OutcomeName = Literal["finished", "aborted", "failed"]
-
-
-@dataclass(eq=False)
-class StageNode:
-    """A stage as the router sees it.
-
-    Args:
-        name: the stage's name.
-        seats: its replicas.
-        take: which outputs of the stages above become requests of this one.
-        consumers: the stages below; none for a final stage.
-    """
-
-    name: str
-    seats: Seats
-    take: str
-    consumers: list[StageNode] = field(default_factory=list)
 
 
 class AliveError(ValueError):
@@ -127,23 +109,6 @@ class Post(Protocol):
         """Tell a replica to forget requests."""
 
 
-def build_graph(config: PipelineConfig) -> list[StageNode]:
-    """Turn a config into the stages that take requests, each linked to its consumers."""
-    nodes = {stage.name: StageNode(stage.name, _seats(stage), stage.take) for stage in config.stages}
-    for node in nodes.values():
-        node.consumers = [nodes[consumer.name] for consumer in config.consumers(node.name)]
-    return [nodes[source.name] for source in config.sources]
-
-
-def _reachable(nodes: list[StageNode]) -> list[StageNode]:
-    return nodes + [below for node in nodes for below in _reachable(node.consumers)]
-
-
-def _seats(stage: StageConfig) -> Seats:
-    seats = [Seat(replica, label_of(stage.name, replica).encode()) for replica in range(stage.replicas)]
-    return Seats(seats, stage.balance, stage.max_in_flight)
-
-
 class Ledger:
     """Keep account of every request.
 
@@ -154,7 +119,7 @@ class Ledger:
 
     def __init__(self, sources: list[StageNode], post: Post) -> None:
         self._sources = sources
-        self._nodes = {node.name: node for node in _reachable(sources)}
+        self._nodes = {node.name: node for node in reachable(sources)}
         self._post = post
         self.requests: dict[str, Request] = {}
         """Those without an outcome, by id, oldest first; only the ledger changes it."""

@@ -99,7 +99,7 @@ class Membership:
         else:
             self._tell_members(proc.stage)
             log.info("replica_left", stage=proc.stage, replica=proc.replica, pid=proc.pid)
-        self._tell_news()
+        self.tell_news()
 
     def _join(self, proc: StageProc) -> None:
         if not self._switchboard.welcome(proc, _MEET_S):
@@ -108,7 +108,7 @@ class Membership:
         self._joining.discard(proc)
         self._tell_members(proc.stage)
         log.info("replica_joined", stage=proc.stage, replica=proc.replica, pid=proc.pid)
-        self._tell_news()
+        self.tell_news()
 
     def _retire(self, proc: StageProc) -> bool:
         # Not at once: it may be called under the switchboard's lock.
@@ -124,18 +124,18 @@ class Membership:
         else:
             proc.terminate()
             self._monitor.forget(proc, on_end=partial(self._part_with, proc))
-            self._tell_news()
+            self.tell_news()
 
     def _part_with(self, proc: StageProc) -> None:
         """Let go of a replica that has ended since we asked it to."""
         proc.wait_end(0)
         if proc.exit_code:
             warn_of_bad_end(proc)
-        self._switchboard.fail_calls(proc, f"stage {proc.label!r} has left")
+        self._switchboard.forget(proc)
         self._manager.part_with(proc)
         self._tell_members(proc.stage)
         log.info("replica_left", stage=proc.stage, replica=proc.replica, pid=proc.pid)
-        self._tell_news()
+        self.tell_news()
 
     def _may_lose(self, proc: StageProc, dying: list[StageProc]) -> bool:
         stage = self._stages[proc.stage]
@@ -154,6 +154,7 @@ class Membership:
         """Tell a stage's coordinator which replicas there are."""
         self._switchboard.tell_members(stage, [proc.replica for proc in self.living(stage) if proc.replica is not None])
 
-    def _tell_news(self) -> None:
+    def tell_news(self) -> None:
+        """Let who waits look again."""
         with self._switchboard.lock:
             self.news.wake()

@@ -106,7 +106,7 @@ class Monitor:
     def watch(self, watch: StageWatch) -> None:
         """Watch one more process for hangs, where others of its stage are; for the thread that polls."""
         assert self._hang_watch is not None  # noqa: S101 (so it is)
-        self._hang_watch.watches.append(watch)
+        self._hang_watch.add(watch)
 
     def accuse(self, proc: StageProc, finding: str) -> None:
         """Take a process for one that does not do what it should; for the thread that polls."""

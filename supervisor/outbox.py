@@ -123,6 +123,11 @@ class Outbox:
             self._read_one()
         return key not in self.newcomers
 
+    def forget(self, key: bytes) -> None:
+        """Keep nothing of a process that is gone."""
+        self.newcomers.discard(key)
+        self.watches.pop(key, None)
+
     def tear(self) -> None:
         """Send nothing any more: a message was cut off, and what comes next would become a part of it."""
         self._torn = True

@@ -110,8 +110,7 @@ class Scaling:
                 if stage.step_timeout_s is not None:
                     watch = StageWatch(proc, stage.step_timeout_s)
                     self._monitor.watch(watch)
-                    with self._switchboard.lock:
-                        self._switchboard.outbox.watches[proc.label.encode()] = watch
+                    self._switchboard.watch(watch)
 
             self._monitor.soon(begin)
         return proc
@@ -177,8 +176,7 @@ class Scaling:
                 change()
             finally:
                 done.set()
-                with self._switchboard.lock:
-                    self._membership.news.wake()
+                self._membership.tell_news()
 
         self._monitor.soon(do)
         self._turns.wait(self._membership.news, lambda: done.is_set() or self._is_over())

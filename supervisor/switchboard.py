@@ -16,11 +16,12 @@ from stage.codec import Payload
 from stage.group_protocol import Loads, WaveEnded, WaveStarted
 from stage.names import label_of
 from stage.protocol import End, Fatal, Out, Refused, from_stage_decoder
-from stage.strays import Strays
 from supervisor.calls import Calls
-from supervisor.ledger import AliveError, Ledger, build_graph
+from supervisor.ledger import AliveError, Ledger
 from supervisor.log import log
+from supervisor.process_strays import ProcessStrays
 from supervisor.seats import Seat
+from supervisor.stage_graph import build_graph
 from supervisor.turns import Waitable
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from stage.protocol import FromStage
     from supervisor.calls import Call
     from supervisor.config import PipelineConfig
+    from supervisor.hang_watch import StageWatch
     from supervisor.ledger import OutcomeName, Request
     from supervisor.outbox import Outbox
     from supervisor.report import StageDeathReport
@@ -70,7 +72,7 @@ class Switchboard:
         )
         self._refusal: str | None = None
         self._request_numbers = count(1)
-        self._strays: dict[tuple[str, str], Strays] = {}
+        self._strays = ProcessStrays()
 
     @property
     def in_flight(self) -> int:
@@ -152,8 +154,7 @@ class Switchboard:
 
     def close(self, refusal: str) -> None:
         """Accept nothing any more, and end all that is under way as aborted."""
-        for strays in list(self._strays.values()):
-            strays.tell_rest()
+        self._strays.tell_rest()
         with self.lock:
             self._end_all(refusal, "aborted", None, None)
 
@@ -179,18 +180,22 @@ class Switchboard:
         """
         key = proc.label.encode()
         with self.lock:
-            self.outbox.newcomers.discard(key)
             self._ledger.retire(proc.stage, key)
             requests = self._ledger.requests_at(proc.stage, key)
             report = report_for([request.id for request in requests])
             self._fail(requests, report.summary(), report)
-            self._calls.fail(report.summary(), key)
+            self._forget(proc, report.summary())
             return report
 
     def expect(self, proc: StageProc) -> None:
         """Await the first word of a replica that joins."""
         with self.lock:
             self.outbox.newcomers.add(proc.label.encode())
+
+    def watch(self, watch: StageWatch) -> None:
+        """Count what is sent to a process that is watched for hangs."""
+        with self.lock:
+            self.outbox.watches[watch.proc.label.encode()] = watch
 
     def welcome(self, proc: StageProc, timeout_s: float) -> bool:
         """Let a replica that is READY take requests; False if it has not spoken on the ROUTER within `timeout_s`."""
@@ -206,7 +211,8 @@ class Switchboard:
 
     def takes_requests(self, proc: StageProc) -> bool:
         """True if a process is a replica that takes new requests."""
-        return self._ledger.has_seat(proc.stage, proc.label.encode())
+        with self.lock:
+            return self._ledger.has_seat(proc.stage, proc.label.encode())
 
     def retire(self, proc: StageProc, on_empty: Callable[[], None] | None = None) -> bool:
         """Let a replica take no more requests, and call `on_empty` when it has none; False if it has taken none before.
@@ -262,10 +268,17 @@ class Switchboard:
         with self.lock:
             self._calls.forget(call_id)
 
-    def fail_calls(self, proc: StageProc, error: str) -> None:
-        """Fail the utility calls to a process that will not answer any more."""
+    def forget(self, proc: StageProc) -> None:
+        """Keep nothing of a replica that has left, and fail the utility calls that it has not answered."""
         with self.lock:
-            self._calls.fail(error, proc.label.encode())
+            self._forget(proc, f"stage {proc.label!r} has left")
+
+    def _forget(self, proc: StageProc, error: str) -> None:
+        key = proc.label.encode()
+        self._calls.fail(error, key)
+        self._strays.forget(proc)
+        self.last_words.pop(proc.label, None)
+        self.outbox.forget(key)
 
     def give_up(self, exc: BaseException) -> None:
         """Accept nothing any more, since a message was cut off: what it said is lost, so nobody may wait for it."""
@@ -306,24 +319,14 @@ class Switchboard:
 
     def _drop(self, proc: StageProc, reason: str) -> bool:
         """Count a message that no stage of ours sends; false, since it is no `fatal`."""
-        self._strays_of("message_dropped", proc).add(reason)
+        self._strays.add("message_dropped", proc, reason)
         return False
 
     def _warn_of_strangers(self, proc: StageProc) -> None:
         ids, self._ledger.strangers = self._ledger.strangers, []
         for request_id in ids:
             reason = f"an Output names request_id {request_id!r:.100}, which was never given to add()"
-            self._strays_of("output_dropped", proc).add(reason)
-
-    def _strays_of(self, event: str, proc: StageProc) -> Strays:
-        key = (event, proc.label)
-        if key not in self._strays:
-            self._strays[key] = Strays(
-                lambda reason, count: log.warning(
-                    event, stage=proc.stage, replica=proc.replica, reason=reason, count=count
-                )
-            )
-        return self._strays[key]
+            self._strays.add("output_dropped", proc, reason)
 
     def _end_all(self, refusal: str, outcome: OutcomeName, error: str | None, report: StageDeathReport | None) -> None:
         self._refusal = self._refusal or refusal

@@ -64,7 +64,10 @@ class Undertaker:
                 self._let_end_or_part_with(lost, deadline)
             return False
         self._part_with_lingering(deadline)
-        first = _first_of(dying, [proc for proc in self._manager.procs if proc not in self._parted])
+        # One that has not joined yet may die beside the one that ends everything, and is not its cause.
+        others = [*self._parted, *filter(self._membership.is_joining, dying)]
+        members = [proc for proc in self._manager.procs if proc not in others]
+        first = _first_of([proc for proc in dying if proc in members] or dying, members)
         evidence = self._examine(first, deadline)
         self._hear_out_all()
         report = self._switchboard.lose(partial(self._reporter.build, evidence, collateral_of=None))
@@ -101,11 +104,7 @@ class Undertaker:
 
     def _part_with(self, proc: StageProc, deadline: float) -> None:
         """Report the death of a replica, and go on without it."""
-        finding = self._monitor.finding(proc)
-        if finding is not None and not has_failed(proc):
-            evidence = convict(proc, "hung" if proc.was_ready else "startup_timeout", finding)
-        else:
-            evidence = examine(proc, self._hear_out(proc), deadline, self._manager.stops)
+        evidence = self._gather(proc, deadline)
         self._hear_out_all()
         report = self._switchboard.lose_replica(proc, partial(self._reporter.build, evidence, collateral_of=None))
         self._monitor.forget(proc)
@@ -135,9 +134,12 @@ class Undertaker:
         if not proc.wait_end(SETTLE_S):
             self._monitor.poll(0)
             self._manager.ask_to_end(self._monitor.dying, deadline)
+        return self._gather(proc, deadline)
+
+    def _gather(self, proc: StageProc, deadline: float) -> Evidence:
         # What has died, or failed, in a long call did not hang: nobody has looked at it meanwhile.
         if (finding := self._monitor.finding(proc)) is not None and not has_failed(proc):
-            return convict(proc, "hung", finding)
+            return convict(proc, "hung" if proc.was_ready else "startup_timeout", finding)
         return examine(proc, self._hear_out(proc), deadline, self._manager.stops)
 
     def _hear_out_all(self) -> None:
@@ -159,7 +161,7 @@ class Undertaker:
 
 def _first_of(dying: list[StageProc], procs: list[StageProc]) -> StageProc:
     """Who failed first: when a `fatal` was read tells nothing, and an earlier one may not have come yet."""
-    failed_at = {proc: proc.read_box().error_at for proc in procs}
+    failed_at = {proc: proc.read_box().error_at for proc in (*procs, *dying)}
     if not all(failed_at[proc] for proc in dying):
         return dying[0]
-    return min((proc for proc in procs if failed_at[proc]), key=failed_at.__getitem__)
+    return min((proc for proc in failed_at if failed_at[proc]), key=failed_at.__getitem__)

@@ -173,8 +173,8 @@ def test_told_of_once_a_second(foreign: Foreign, events: Events) -> None:
     with Pipeline(pipeline_config(stage("echo"))) as pipeline:
         for _ in range(10):
             foreign("output-0-0", None, [[b"x"]] * 100)
-        until(lambda: pipeline._core.switchboard._strays, "the first has come")
-        strays = next(iter(pipeline._core.switchboard._strays.values()))
+        until(lambda: pipeline._core.switchboard._strays._strays, "the first has come")
+        strays = next(iter(pipeline._core.switchboard._strays._strays.values()))
         until(lambda: strays.count == 1000, "all have come")
         assert data_of(pipeline.submit("x").result(HANG_S)) == ["x"]
         assert close_and_count(pipeline, events, "message_dropped") == 1000

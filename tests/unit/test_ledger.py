@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from stage.codec import Payload
 from supervisor import PipelineConfig
-from supervisor.ledger import Ledger, Request, build_graph
+from supervisor.ledger import Ledger, Request
+from supervisor.stage_graph import build_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable

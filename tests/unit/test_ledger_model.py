@@ -25,7 +25,8 @@ from hypothesis.stateful import (
 
 from stage.codec import Payload
 from supervisor import PipelineConfig
-from supervisor.ledger import Ledger, Request, build_graph
+from supervisor.ledger import Ledger, Request
+from supervisor.stage_graph import build_graph
 
 if TYPE_CHECKING:
     from supervisor.ledger import OutcomeName
