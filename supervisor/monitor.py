@@ -161,8 +161,10 @@ class Monitor:
 
     def _sense(self, fd: int | Socket) -> None:
         if isinstance(fd, zmq.Socket):
-            identity, *rest = receive_frames(fd, zmq.NOBLOCK)
-            self._hear[fd](identity.bytes, rest[-1].bytes if rest else b"")
+            # Otherwise it is the inlet of a process that was forgotten since we polled, and is closed.
+            if fd in self._hear:
+                identity, *rest = receive_frames(fd, zmq.NOBLOCK)
+                self._hear[fd](identity.bytes, rest[-1].bytes if rest else b"")
         elif fd in self._ends:
             # POLLERR, not POLLIN, for a sentinel: membership counts.
             self.notice(self._ends[fd])

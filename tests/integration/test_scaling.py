@@ -198,6 +198,27 @@ def test_somebody_dies_while_another_joins(announcements: Announcements, victim:
     assert pipeline.died.pid == pid
 
 
+def test_answer_of_a_newcomer_that_leaves_at_once(events: Events) -> None:
+    """What it has sent, and its leave, may come in one poll: the leave is heeded first, and closes its socket."""
+    with Pipeline(pipeline_config(who())) as pipeline:
+        scaling = pipeline._core.scaling
+
+        def leave(_event: dict[str, Any]) -> None:  # on the thread that polls
+            handles = [pipeline.submit(number) for number in range(3)]
+            with pipeline._core.switchboard.lock:
+                pipeline._core.switchboard.outbox.flush()
+            (newcomer,) = (proc for proc in pipeline._core.manager.procs if proc.replica == 2)
+            assert scaling._transport.pulls["who/2"].socket.poll(HANG_S * 1000)
+            for handle in handles:
+                handle.abort()
+            scaling._monitor.soon(lambda: scaling._membership.retire([newcomer]))
+
+        events.react("replica_joined", leave)
+        pipeline.scale("who", 3)
+        events.wait("replica_left")
+        assert data_of(pipeline.submit("x").result(HANG_S))[0][1] == "x"
+
+
 @pytest.mark.parametrize("on_death", ["stop", "degrade"])
 def test_leaving_replica_is_killed(events: Events, on_death: str) -> None:
     """Its requests fail; whether the others go on is for `on_death` to say."""
