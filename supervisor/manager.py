@@ -35,6 +35,7 @@ from supervisor.teardown import StopRequests, shut_down
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+    from pathlib import Path
 
     from supervisor.config import PipelineConfig
 
@@ -114,8 +115,13 @@ class StageProcManager:
                 raise RuntimeError("the pipeline is closed")
             try:
                 return self._spawn(stage, replica)
-            except OSError as exc:
-                raise SpawnError(spawn_failure(stage, replica, exc)) from exc
+            except BaseException as exc:
+                if self.next_replica(stage) == replica:  # still: nothing may lie in the way of the next one
+                    for path in self._files(stage, replica):
+                        path.unlink(missing_ok=True)
+                if isinstance(exc, OSError):
+                    raise SpawnError(spawn_failure(stage, replica, exc)) from exc
+                raise
 
     def part_with(self, proc: StageProc) -> None:
         """Let go of a replica that has ended, while the others go on; its log stays if it died."""
@@ -166,9 +172,12 @@ class StageProcManager:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _files(self, stage: str, replica: int | None) -> tuple[Path, Path, Path]:
+        run_dir = self.run_dir
+        return run_dir.black_box(stage, replica), run_dir.log(stage, replica), run_dir.stacks(stage, replica)
+
     def _spawn(self, stage: str, replica: int | None) -> StageProc:
-        box, log_path = self.run_dir.black_box(stage, replica), self.run_dir.log(stage, replica)
-        stacks = self.run_dir.stacks(stage, replica)
+        box, log_path, stacks = self._files(stage, replica)
         create_black_box(box)
         log_path.touch(mode=0o600)  # there also if the stage dies before it has opened it
         boot = Boot(

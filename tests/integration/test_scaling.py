@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 from harness import HANG_S, Announcements, Events, data_of, ended, in_thread, pipeline_config, stage, until
 from traffic import Traffic
 
-from supervisor import Pipeline, RequestFailedError, StageDiedError, StartupError, UtilityError
+from supervisor import Pipeline, RequestFailedError, SpawnError, StageDiedError, StartupError, UtilityError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -217,6 +219,18 @@ def test_answer_of_a_newcomer_that_leaves_at_once(events: Events) -> None:
         pipeline.scale("who", 3)
         events.wait("replica_left")
         assert data_of(pipeline.submit("x").result(HANG_S))[0][1] == "x"
+
+
+def test_newcomer_cannot_be_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call fails, and the next one, when there is room again, does not."""
+    with Pipeline(pipeline_config(who())) as pipeline:
+        with monkeypatch.context() as patch:
+            error = BlockingIOError(errno.EAGAIN, "no more processes")
+            patch.setattr("multiprocessing.process.BaseProcess.start", Mock(side_effect=error))
+            with pytest.raises(SpawnError, match="no more processes"):
+                pipeline.scale("who", 3)
+        pipeline.scale("who", 3)
+        assert numbers(pipeline) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("on_death", ["stop", "degrade"])
