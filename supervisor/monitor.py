@@ -71,7 +71,8 @@ class Monitor:
         self._ends: dict[int, StageProc] = {proc.pidfd: proc for proc in procs}
         self._ends |= {proc.process.sentinel: proc for proc in procs}
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._closing = threading.Lock()
+        # Reentrant: a signal handler that closes the pipeline may interrupt the thread that wakes.
+        self._closing = threading.RLock()
         self._is_closed = False
         self.dying: list[StageProc] = []
         """Processes that have ended or said `fatal`, in the order in which that was seen."""
@@ -91,9 +92,7 @@ class Monitor:
     def soon(self, change: Callable[[], None]) -> None:
         """Have the thread that polls call `change` before it polls again; for any thread, and after the end in vain."""
         self._changes.append(change)
-        with self._closing:  # later the number of the descriptor may be another's
-            if not self._is_closed:
-                self.wake()
+        self.wake()
 
     def add(self, proc: StageProc, inlet: Inlet) -> None:
         """Poll one more process; for the thread that polls."""
@@ -121,8 +120,10 @@ class Monitor:
             self._hang_watch.forget(proc)
 
     def wake(self) -> None:
-        """Make the thread that polls return from `poll`; safe to call from any thread."""
-        os.eventfd_write(self._wake_fd, 1)
+        """Make the thread that polls return from `poll`; safe to call from any thread, and after `close`."""
+        with self._closing:
+            if not self._is_closed:
+                os.eventfd_write(self._wake_fd, 1)
 
     def poll(self, timeout_s: float | None) -> bool:
         """Wait for something, read it, and return; True if a process is dying."""

@@ -97,11 +97,13 @@ class Scaling:
             try:
                 inlet = self._transport.add(stage.name, number)
             except zmq.ZMQError as exc:
+                if (refusal := self._switchboard.refusal()) is not None:  # and the run directory may be gone
+                    raise RuntimeError(refusal) from exc
                 raise SpawnError(spawn_failure(stage.name, number, OSError(exc.errno, exc.strerror))) from exc
             try:
                 proc = self._manager.add(stage.name, number)
             except BaseException:
-                inlet.close()
+                self._transport.drop(inlet)
                 raise
             self._membership.expect(proc)
 

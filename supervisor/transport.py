@@ -111,6 +111,11 @@ class Transport:
             inlet = self.pulls[label] = Inlet(self.context, address)
         return inlet
 
+    def drop(self, inlet: Inlet) -> None:
+        """Close an inlet that nobody reads; for any thread."""
+        with self._closing:
+            inlet.close()
+
     def close(self) -> None:
         """Close every socket and the context; what is unsent is dropped."""
         self.strays.tell_rest()

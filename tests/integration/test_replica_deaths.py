@@ -261,15 +261,25 @@ def test_close_while_it_scales(count: int) -> None:
     assert {info.state for info in pipeline.processes} == {"dead"}
 
 
-@pytest.mark.parametrize("count", [1, 4])
-def test_scale_after_the_end(count: int) -> None:
-    """A call that comes too late to be refused is refused all the same, and touches no descriptor any more."""
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("closed", ["half", "whole"])
+def test_scale_behind_a_close(count: int, closed: str) -> None:
+    """A call that was let in before the pipeline closed, and runs on after that, says so and harms nobody."""
     config = pipeline_config(who())
-    with Pipeline(config) as pipeline:
-        pass
-    # `scale` of the pipeline has looked just before the end.
-    with suppress(RuntimeError):
-        pipeline._core.scaling.scale(config.stages[0], count)
+    pipeline = Pipeline(config)
+    pipeline.start()
+    core = pipeline._core
+    if closed == "half":  # the run directory is gone, the sockets are not
+        core.switchboard.close("the pipeline is closed")
+        core.manager.close()
+    else:
+        pipeline.close()
+    if count == 1:
+        core.scaling.scale(config.stages[0], count)  # `Pipeline.scale` raises behind it
+    else:
+        with pytest.raises(RuntimeError, match="the pipeline is closed"):
+            core.scaling.scale(config.stages[0], count)
+    pipeline.close()
 
 
 def test_supervisor_is_killed(script: Callable[[str], Script]) -> None:
