@@ -1,12 +1,15 @@
-"""Scaling: the caller's thread lets a stage grow or shrink, and waits in `Turns` like everybody else.
+"""Scaling: a thread for each call lets a stage grow or shrink, and waits in `Turns` like everybody else.
 
-What it starts, and what it lets go, is in the hands of `membership` from then on, also if the caller is interrupted.
+The caller waits for that thread. No signal handler runs there, so a caller that is interrupted leaves nothing half
+done: newcomers and those that leave keep their time limits.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING
 
 import zmq
@@ -76,12 +79,21 @@ class Scaling:
                 could not be started.
             RuntimeError: the pipeline is closed.
         """
-        with self._one_at_a_time:
-            living = self._membership.living(stage.name)
-            if replicas > len(living):
-                self._grow(stage, replicas - len(living))
-            elif replicas < len(living):
-                self._shrink(stage, living[replicas:])
+        future: Future[None] = Future()
+        work = partial(self._scale, stage, replicas)
+        args = (self._one_at_a_time, work, future)
+        threading.Thread(target=_run, args=args, name="pipeline-scale", daemon=True).start()
+        try:
+            future.result()
+        finally:
+            future.cancel()  # an interrupted call that is still in line does nothing any more
+
+    def _scale(self, stage: StageConfig, replicas: int) -> None:
+        living = self._membership.living(stage.name)
+        if replicas > len(living):
+            self._grow(stage, replicas - len(living))
+        elif replicas < len(living):
+            self._shrink(stage, living[replicas:])
 
     def _grow(self, stage: StageConfig, count: int) -> None:
         deadline = time.monotonic() + self._manager.config.startup_timeout_s
@@ -185,3 +197,16 @@ class Scaling:
 
     def _is_over(self) -> bool:
         return self._switchboard.refusal() is not None
+
+
+def _run(one_at_a_time: threading.Lock, work: Callable[[], None], future: Future[None]) -> None:
+    with one_at_a_time:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            work()
+        except BaseException as exc:
+            future.set_exception(exc)
+            del future  # a ring otherwise: the error knows this frame
+        else:
+            future.set_result(None)

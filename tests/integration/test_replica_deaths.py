@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
@@ -18,6 +19,8 @@ from supervisor import Pipeline, RequestFailedError, SpawnError, StageDiedError,
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from supervisor.stage_proc import StageProc
 
 
 def who(**keys: Any) -> dict[str, Any]:
@@ -205,20 +208,55 @@ def test_answer_of_a_newcomer_that_leaves_at_once(events: Events) -> None:
     with Pipeline(pipeline_config(who())) as pipeline:
         scaling = pipeline._core.scaling
 
+        def retire(proc: StageProc) -> None:
+            scaling._membership.retire([proc])
+
         def leave(_event: dict[str, Any]) -> None:  # on the thread that polls
             handles = [pipeline.submit(number) for number in range(3)]
             with pipeline._core.switchboard.lock:
                 pipeline._core.switchboard.outbox.flush()
             (newcomer,) = (proc for proc in pipeline._core.manager.procs if proc.replica == 2)
-            assert scaling._transport.pulls["who/2"].socket.poll(HANG_S * 1000)
+            assert scaling._transport.pulls["who/2"].socket.poll(int(HANG_S * 1000))
             for handle in handles:
                 handle.abort()
-            scaling._monitor.soon(lambda: scaling._membership.retire([newcomer]))
+            scaling._monitor.soon(partial(retire, newcomer))
 
         events.react("replica_joined", leave)
         pipeline.scale("who", 3)
         events.wait("replica_left")
         assert data_of(pipeline.submit("x").result(HANG_S))[0][1] == "x"
+
+
+def interrupt_us() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_interrupted_while_it_grows(events: Events) -> None:
+    """The caller is free at once, and what it has begun goes on: the next call counts it."""
+    with Pipeline(pipeline_config(who())) as pipeline:
+        events.react("stage_spawned", lambda event: interrupt_us() if event["replica"] == 2 else None)
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.scale("who", 4)
+        pipeline.scale("who", 4)
+        assert numbers(pipeline) == [0, 1, 2, 3]
+        assert [info.state for info in pipeline.stages] == ["ready"] * 4
+
+
+def test_interrupted_while_it_shrinks() -> None:
+    """What a leaving replica has not finished in time fails also when nobody waits any more."""
+    with Pipeline(pipeline_config(who(args={"free": False}, drain_timeout_s=0.2))) as pipeline:
+        handles = [pipeline.submit(number) for number in range(2)]
+
+        def interrupt() -> None:
+            until(lambda: _is_retired(pipeline, 1), "it takes no more")
+            interrupt_us()
+
+        interrupter = in_thread(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.scale("who", 1)
+        with pytest.raises(RequestFailedError, match=r"drain_timeout_s"):
+            handles[1].result(HANG_S)
+        assert ended(interrupter)
 
 
 def test_newcomer_cannot_be_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
