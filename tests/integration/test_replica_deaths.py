@@ -76,8 +76,9 @@ def test_all_replicas_are_killed_at_once(events: Events) -> None:
     assert sorted(lost) == sorted(handle.id for handle in traffic.failed)
 
 
-def test_last_one_dies_while_another_leaves() -> None:
-    """A replica that only finishes what it has is no one to go on with."""
+@pytest.mark.parametrize("victim", [0, None])
+def test_last_one_or_coordinator_dies_while_another_leaves(victim: int | None) -> None:
+    """A replica that only finishes what it has is no one to go on with, nor is a group without its coordinator."""
     with Pipeline(pipeline_config(who(args={"free": False}, on_death="degrade"))) as pipeline:
         handles = [pipeline.submit(number) for number in range(4)]
         errors: list[Exception] = []
@@ -90,7 +91,7 @@ def test_last_one_dies_while_another_leaves() -> None:
 
         shrinker = in_thread(shrink)
         wait_retired(pipeline, 1)
-        os.kill(pid_of_replica(pipeline, 0), signal.SIGKILL)
+        os.kill(pid_of_replica(pipeline, victim), signal.SIGKILL)
         for handle in handles:
             with pytest.raises(RequestFailedError):
                 handle.result(HANG_S)
