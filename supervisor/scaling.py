@@ -6,9 +6,11 @@ done: newcomers and those that leave keep their time limits.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from supervisor.switchboard import Switchboard
     from supervisor.transport import Transport
     from supervisor.turns import Turns
+
+DESCRIPTORS = 16
+"""What must be free for a newcomer; it takes some 10 of them, a few more while it is spawned."""
 
 
 class Scaling:
@@ -97,6 +102,10 @@ class Scaling:
 
     def _grow(self, stage: StageConfig, count: int) -> None:
         deadline = time.monotonic() + self._manager.config.startup_timeout_s
+        try:
+            _see_room(count * DESCRIPTORS)
+        except OSError as exc:
+            raise SpawnError(spawn_failure(stage.name, self._manager.next_replica(stage.name), exc)) from exc
         newcomers = [self._begin(stage) for _ in range(count)]
         failures = [report for proc in newcomers if (report := self._admit(proc, deadline)) is not None]
         if failures:
@@ -197,6 +206,17 @@ class Scaling:
 
     def _is_over(self) -> bool:
         return self._switchboard.refusal() is not None
+
+
+def _see_room(count: int) -> None:
+    """See that so many file descriptors are free: zmq ends this whole process if one lacks as a peer connects.
+
+    Raises:
+        OSError: they are not.
+    """
+    with ExitStack() as opened:
+        for _ in range(count):
+            opened.callback(os.close, os.eventfd(0, os.EFD_CLOEXEC))
 
 
 def _run(one_at_a_time: threading.Lock, work: Callable[[], None], future: Future[None]) -> None:

@@ -38,8 +38,12 @@ class Inlet:
     def __init__(self, context: Context, address: str) -> None:
         self._address = address
         self.socket = open_socket(context, zmq.PULL, bind=address)
-        self.events = self.socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-        """Readable when there is a change for `count_peers`."""
+        try:
+            self.events = self.socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+            """Readable when there is a change for `count_peers`."""
+        except BaseException:
+            self.socket.close()
+            raise
         self._peers = 0
 
     def count_peers(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import threading
 from functools import partial
@@ -16,6 +17,7 @@ from harness import HANG_S, Announcements, Events, data_of, ended, in_thread, pi
 from traffic import Traffic
 
 from supervisor import Pipeline, RequestFailedError, SpawnError, StageDiedError, StartupError, UtilityError
+from supervisor.scaling import DESCRIPTORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -225,6 +227,42 @@ def test_answer_of_a_newcomer_that_leaves_at_once(events: Events) -> None:
         pipeline.scale("who", 3)
         events.wait("replica_left")
         assert data_of(pipeline.submit("x").result(HANG_S))[0][1] == "x"
+
+
+def descriptors() -> set[int]:
+    return {int(path.name) for path in Path("/proc/self/fd").iterdir()}
+
+
+def leave_descriptors(count: int) -> None:
+    """Let so many more be opened, and the one that this takes to look."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = sorted(set(range(limits[0])) - descriptors())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[count], limits[1]))
+
+
+@pytest.mark.parametrize("step_timeout_s", [None, HANG_S])
+def test_no_descriptors_left(step_timeout_s: float | None) -> None:
+    """However few there are, a newcomer comes or does not, and nothing else happens; one that does not takes none."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Pipeline(pipeline_config(who(step_timeout_s=step_timeout_s))) as pipeline:
+        before = len(descriptors())
+        errors = []
+        for count in range(DESCRIPTORS - 1):
+            leave_descriptors(count)
+            try:
+                pipeline.scale("who", 3)
+            except SpawnError as exc:
+                errors.append(str(exc))
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            assert len(descriptors()) <= before
+        assert len([error for error in errors if "Too many open files" in error]) == DESCRIPTORS - 1
+        leave_descriptors(DESCRIPTORS + 1)
+        try:
+            pipeline.scale("who", 3)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert numbers(pipeline) == [0, 1, 2]
 
 
 def interrupt_us() -> None:
