@@ -175,7 +175,7 @@ class Ledger:
         task = self._tasks.get(engine_id)
         if task is not None:
             del self._tasks[engine_id], task.request.tasks[engine_id]
-            self._free(task)
+            self._free(engine_id, task)
             self.close(task.request, "failed", f"stage {task.node.name!r}: {error}")
 
     def close(
@@ -189,9 +189,11 @@ class Ledger:
         if self.requests.get(request.id) is not request:
             return
         cancels: dict[bytes, tuple[Seat, list[str]]] = {}
-        tasks = list(request.tasks.values())
-        for engine_id, task in request.tasks.items():
-            if task.seat is not None:
+        tasks = list(request.tasks.items())
+        for engine_id, task in tasks:
+            if task.seat is None:
+                task.node.seats.forget(engine_id)  # at once: none of them may take the seat of another
+            else:
                 cancels.setdefault(task.seat.key, (task.seat, []))[1].append(engine_id)
             del self._tasks[engine_id]
         request.tasks.clear()
@@ -200,8 +202,8 @@ class Ledger:
         request.report = report
         self._end(request, outcome, error)
         # Behind the aborts: a task that takes a seat now is sent behind the abort of the one that had it.
-        for task in tasks:
-            self._free(task)
+        for engine_id, task in tasks:
+            self._free(engine_id, task)
 
     def add_seat(self, stage: str, seat: Seat) -> None:
         """Let a replica that has joined take requests, those first that wait."""
@@ -247,9 +249,10 @@ class Ledger:
         else:
             self._post.add(seat, engine_id, payload)
 
-    def _free(self, task: Task) -> None:
+    def _free(self, engine_id: str, task: Task) -> None:
         """Give the seat of a task that has ended to the next one that waits for it."""
         if task.seat is None:
+            task.node.seats.forget(engine_id)
             return
         task.node.seats.give_back(task.seat)
         self._seat_waiting(task.node.seats)
@@ -258,10 +261,7 @@ class Ledger:
         """Give the seats that are free to those who wait."""
         while (found := seats.next_waiting()) is not None:
             engine_id, seat = found
-            waiting = self._tasks.get(engine_id)
-            if waiting is None:
-                seats.give_back(seat)  # it has ended while it waited
-                continue
+            waiting = self._tasks[engine_id]
             assert waiting.held is not None  # noqa: S101 (so it was put in)
             payload, waiting.held, waiting.seat = waiting.held, None, seat
             self._post.add(seat, engine_id, payload)
@@ -274,7 +274,7 @@ class Ledger:
                 if consumer.take == "final":
                     self._begin(request, consumer, part, task.held)
         del self._tasks[engine_id], request.tasks[engine_id]
-        self._free(task)
+        self._free(engine_id, task)
         if not request.tasks:
             self._end(request, "finished", None)
 

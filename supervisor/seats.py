@@ -8,7 +8,7 @@ the replica with room.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal
 
@@ -63,7 +63,7 @@ class Seats:
         self._balance = balance
         self._limit = math.inf if limit is None else limit
         self._next = 0
-        self._queue: deque[tuple[str, str]] = deque()
+        self._queue: OrderedDict[str, str] = OrderedDict()  # sessions by task
 
     def __iter__(self) -> Iterator[Seat]:
         return iter(self._seats)
@@ -83,7 +83,7 @@ class Seats:
         # Who comes later may only overtake those who could not take the seat that is free: they stick to another.
         seat = None if self._queue and self._balance != "sticky" else self._choose(session)
         if seat is None:
-            self._queue.append((task, session))
+            self._queue[task] = session
         else:
             seat.in_flight += 1
         return seat
@@ -96,15 +96,19 @@ class Seats:
 
     def next_waiting(self) -> tuple[str, Seat] | None:
         """Take a seat for the first task that waits and may have one now."""
-        for index, (task, session) in enumerate(self._queue):
+        for task, session in self._queue.items():
             seat = self._choose(session)
             if seat is not None:
-                del self._queue[index]
+                del self._queue[task]
                 seat.in_flight += 1
                 return task, seat
             if self._balance != "sticky":
                 break
         return None
+
+    def forget(self, task: str) -> None:
+        """Let a task wait no more; nothing happens if it does not."""
+        self._queue.pop(task, None)
 
     def add(self, seat: Seat) -> None:
         """Let a new replica take tasks."""

@@ -199,6 +199,24 @@ def test_abort_makes_room_behind_itself() -> None:
     assert stages.ledger.strangers == []
 
 
+@pytest.mark.parametrize("balance", ["least_loaded", "sticky"])
+def test_what_is_aborted_while_it_waits_leaves_the_queue(balance: str) -> None:
+    """Nobody has to look past it, however many there are while a replica is stuck."""
+    stages = Stages(line("only", replicas=2, max_in_flight=1, balance=balance))
+    (node,) = stages.ledger._sources
+    held = [stages.open(f"held {number}") for number in range(8)]
+    for number in range(3):
+        waiting = node.seats.waiting
+        request = stages.open(f"waits {number}")
+        assert node.seats.waiting == waiting + 1
+        stages.ledger.close(request, "aborted")
+        assert node.seats.waiting == waiting
+    while stages.sent:
+        stages.finish(next(iter(stages.sent)), "x")
+    assert {request.outcome for request in held} == {"finished"}
+    assert node.seats.waiting == 0
+
+
 def test_alive_id_is_refused() -> None:
     """An id that is alive raises ValueError, and the request of that id is untouched."""
     stages = Stages(line("only"))
