@@ -96,17 +96,21 @@ def test_last_words_of_one_that_leaves() -> None:
         pipeline.scale("who", 3)
         monitor = pipeline._core._monitor
         inlet = monitor._inlets[next(proc for proc in monitor._inlets if proc.replica == 2)]
-        poll, is_held = monitor._wait, threading.Event()
+        poll, has_turned, is_held = monitor._wait, threading.Event(), threading.Event()
 
         def poll_both(timeout_s: float | None) -> list[tuple[Any, int]]:
+            has_turned.set()
             events = poll(timeout_s)
             while is_held.is_set() and not {monitor._wake_fd, inlet.socket} <= {item for item, _ in events}:
-                events = poll(HANG_S)
+                with pipeline._core.switchboard.lock:
+                    pipeline._core.switchboard.outbox.flush()  # as whoever polls does, be the call part of a burst
+                events = poll(0.01)
             is_held.clear()
             return events
 
         monitor._wait = poll_both  # type: ignore[method-assign]
-        monitor.wake()  # whoever polls comes by here from now on
+        monitor.wake()
+        assert has_turned.wait(HANG_S)
         is_held.set()
         answers: list[Any] = []
         caller = in_thread(lambda: answers.append(pipeline.utility("who", "open", (1,), replica=2, timeout_s=HANG_S)))
