@@ -64,10 +64,9 @@ class Undertaker:
                 self._let_end_or_part_with(lost, deadline)
             return False
         self._part_with_lingering(deadline)
-        # One that has not joined yet may die beside the one that ends everything, and is not its cause.
-        others = [*self._parted, *filter(self._membership.is_joining, dying)]
-        members = [proc for proc in self._manager.procs if proc not in others]
-        first = _first_of([proc for proc in dying if proc in members] or dying, members)
+        # One that the others can do without may die beside the one that ends everything, and is not its cause.
+        needed = [proc for proc in self._manager.procs if proc not in self._parted and self._is_needed(proc)]
+        first = _first_of([proc for proc in dying if proc in needed] or dying, needed)
         evidence = self._examine(first, deadline)
         self._hear_out_all()
         report = self._switchboard.lose(partial(self._reporter.build, evidence, collateral_of=None))
@@ -84,6 +83,9 @@ class Undertaker:
         self._part_with_lingering(time.monotonic() + self._manager.config.shutdown_timeout_s)
         while self._switchboard.died is None and self._monitor.poll(0) and not self.bury():
             pass
+
+    def _is_needed(self, proc: StageProc) -> bool:
+        return not self._membership.can_do_without([proc])
 
     def _let_end_or_part_with(self, proc: StageProc, deadline: float) -> None:
         """Go on without a replica; with its report, if it has ended."""

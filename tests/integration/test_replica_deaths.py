@@ -111,6 +111,21 @@ def fail(pipeline: Pipeline) -> Handle:
     return handles[1]
 
 
+def test_coordinator_and_replica_die_at_once(events: Events) -> None:
+    """The cause of the end is the coordinator, without which nobody can go on, whoever is noticed first."""
+    with Pipeline(pipeline_config(who(on_death="degrade"))) as pipeline:
+        pids = [pid_of_replica(pipeline, number) for number in (1, None)]
+        with pipeline._core.switchboard.lock:  # nobody handles a death meanwhile
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            for pid in pids:
+                until(lambda pid=pid: "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text(), "it has ended")  # type: ignore[misc]
+        until(lambda: pipeline.died, "the pipeline ends")
+    assert pipeline.died is not None
+    assert pipeline.died.role == "coordinator"
+    assert sorted(event["role"] for event in events.of("stage_died")) == ["coordinator", "stage"]
+
+
 def test_failed_replica_that_takes_long_to_end(events: Events, announcements: Announcements) -> None:
     """While its engine shuts down the others go on; its report comes when it has ended."""
     trigger = f"{announcements.path}.trigger"
