@@ -8,8 +8,9 @@ import socket as sockets
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ import zmq
 from harness import HANG_S, Announcements, Events, data_of, in_thread, pid_of, pipeline_config, stage, until
 
 from stage.protocol import Add, ErrorRecord, Failed, Hello, Out, Ready, header_encoder
-from supervisor import Pipeline, RequestFailedError
+from supervisor import Pipeline, RequestFailedError, startup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -134,7 +135,12 @@ def test_on_the_socket_of_a_coordinator(foreign: Foreign, what: str) -> None:
 @pytest.mark.parametrize("identity", [None, b"stranger", b"first/0", b"slow/0"])
 @pytest.mark.parametrize("what", [*HANDSHAKES, *(f"garbage: {name}" for name in ("empty", "random", "many frames"))])
 def test_during_the_start(
-    foreign: Foreign, events: Events, announcements: Announcements, identity: bytes | None, what: str
+    foreign: Foreign,
+    events: Events,
+    announcements: Announcements,
+    monkeypatch: pytest.MonkeyPatch,
+    identity: bytes | None,
+    what: str,
 ) -> None:
     """What comes while the stages start, also in the name of one that is connected, changes nothing about the start."""
     message = GARBAGE[what.removeprefix("garbage: ")] if what.startswith("garbage") else HANDSHAKES[what]
@@ -142,9 +148,18 @@ def test_during_the_start(
     os.mkfifo(gate)
     slow = stage("slow", "engines_that_hang:WaitInInit", args={"gate": gate, "announce_to": announcements.path})
     pipeline = Pipeline(pipeline_config(stage("first"), slow))
+    connected = threading.Event()
+    hear = startup._Startup._hear
+
+    def note(self: Any, who: bytes, content: bytes) -> None:
+        hear(self, who, content)
+        connected.set()
+
+    monkeypatch.setattr(startup._Startup, "_hear", note)
     starting = in_thread(pipeline.start)
     assert announcements.wait() == "built"
-    events.wait("stage_ready")  # the first one is; the slow one is connected
+    events.wait("stage_ready")  # the first one is; the slow one is connected for its handshake
+    assert connected.wait(HANG_S)  # READY may overtake the first one's connection for input
     foreign("handshake", identity, [message] * 3)
     if identity != b"slow/0":
         foreign("input", identity, [message] * 3)
